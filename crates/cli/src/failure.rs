@@ -348,6 +348,16 @@ macro_rules! from_words {
     )*};
 }
 
+impl From<micabox_transfer::PullError> for Failure {
+    fn from(error: micabox_transfer::PullError) -> Self {
+        let cancelled = matches!(error, micabox_transfer::PullError::Cancelled { .. });
+        Self {
+            kind: cancelled.then_some(ErrorKind::Cancelled),
+            ..Self::of(&error)
+        }
+    }
+}
+
 impl From<micabox_image::store::Error> for Failure {
     fn from(error: micabox_image::store::Error) -> Self {
         micabox::Error::from(error).into()
@@ -355,7 +365,6 @@ impl From<micabox_image::store::Error> for Failure {
 }
 
 from_words!(
-    micabox_transfer::PullError,
     micabox_image::LoadError,
     micabox_image::SaveError,
     micabox_transfer::PushError,

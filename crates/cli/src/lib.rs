@@ -9,6 +9,7 @@ mod host_memory;
 mod log;
 mod mcp;
 mod output;
+mod progress;
 mod report;
 mod run;
 mod serve;
@@ -175,6 +176,7 @@ pub fn main() -> ExitCode {
     // Owners, machines and parsers are processes of this program, without mica's command line.
     micabox::run_if_worker_with(log::start_in_owner);
     raise_descriptor_limit();
+    report::end_with_server();
     let cli = match parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
@@ -245,10 +247,7 @@ pub fn main() -> ExitCode {
 /// the exit code then differs from the command's own ones.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "help has nothing of anybody else's"
-        )]
+        #[expect(clippy::disallowed_methods, reason = "help has no foreign text")]
         let _ = error.print();
         return ExitCode::SUCCESS;
     }

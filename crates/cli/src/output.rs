@@ -105,9 +105,10 @@ pub fn write_stderr(text: &str) {
     let _ = raw::stderr().write_all(visible::lines(text).as_bytes());
 }
 
-/// Writes a JSON document to stderr.
-pub fn warn_json(value: &serde_json::Value) {
-    let _ = raw::stderr().write_all(format!("{}\n", visible::json(&value.to_string())).as_bytes());
+/// Writes `value` as JSON on a line of stderr. Errors are ignored.
+pub fn warn_json(value: &impl Serialize) {
+    let text = serde_json::to_string(value).unwrap_or_default();
+    let _ = raw::stderr().write_all(format!("{}\n", visible::json(&text)).as_bytes());
 }
 
 /// Writes `value` as JSON, for scripts.

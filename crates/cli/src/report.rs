@@ -1,12 +1,13 @@
 //! What a command of `mica serve` reports to it, for the program at the other end: why it failed.
 //!
 //! The command opens a file of the server's by the path in [`VARIABLE`]. stderr has the same for people, but
-//! not the kind of a failure.
+//! not the kind of a failure. The path also says which process is the server, with which a command ends.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
 use micabox::ErrorKind;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
 /// The environment variable with the file's path.
@@ -23,6 +24,23 @@ pub struct Failed {
     /// For people: what to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
+}
+
+/// Has this process end with the server that has started it, if one has: a server that is killed can't end
+/// its commands.
+pub fn end_with_server() {
+    if let Some(server) = server()
+        && getppid() == Some(server)
+    {
+        // Without it, it ends when it writes.
+        let _ = set_parent_process_death_signal(Some(Signal::TERM));
+    }
+}
+
+fn server() -> Option<Pid> {
+    let path = std::env::var(VARIABLE).ok()?;
+    let pid = path.strip_prefix("/proc/")?.split('/').next()?;
+    Pid::from_raw(pid.parse().ok()?)
 }
 
 /// Reports a failure to the server, if there is one. The last one of several counts.

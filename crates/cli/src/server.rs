@@ -45,6 +45,6 @@ pub fn become_it() -> Outcome {
 pub fn execute(command: Command) -> Outcome {
     match command {
         Command::Serve(args) => e2b::execute(args.e2b),
-        Command::Mcp(_) => mcp::execute(),
+        Command::Mcp(args) => mcp::execute(args),
     }
 }

@@ -4,8 +4,8 @@
 mod client;
 mod support;
 
-use std::io::Write;
-use std::time::Instant;
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
 
 use client::Client;
 
@@ -193,6 +193,128 @@ fn tools_that_fail_say_why_and_what_to_do() {
         client.tool("list_sandboxes", json!({})),
         json!({"sandboxes": []})
     );
+    client.end();
+    home.assert_nothing_left();
+}
+
+#[test]
+fn what_takes_from_this_machine_is_refused_unless_a_flag_allows_it() {
+    let home = Home::new();
+    let option = |name: &str, value: Value| json!({"image": "box", "options": {name: value}});
+    let taking = [
+        json!({"image": "box", "volumes": ["name:/x", "/etc:/x:ro"]}),
+        json!({"image": "box", "volumes": ["./relative:/x"]}),
+        option("volume", json!("/etc:/x")),
+        option("volume=/etc:/x", json!(true)),
+        option("mount", json!(["type=bind,source=/etc,target=/x"])),
+        option("upper", json!("folder:/etc")),
+        option("patch", json!({"/etc/passwd": "/x"})),
+        option("patch", json!(["/etc/passwd:/x"])),
+        option("patch_tar", json!("/etc/passwd")),
+        option("patch-tar", json!("/etc/passwd")),
+        option("env_file", json!("/etc/passwd")),
+        option("label_file", json!("/etc/passwd")),
+        option("vsock", json!("/tmp/socket")),
+        option("env", json!(["PATH"])),
+        json!({"options": {"root_disk": "/etc/passwd"}}),
+    ];
+    for flags in [&[][..], &["--allow-host-backend"]] {
+        let mut client = Client::allowed(&home, flags);
+        for arguments in &taking {
+            let said = client.refused("create_sandbox", arguments.clone());
+            assert!(
+                said.contains("--allow-host-paths") && said.contains("from this machine"),
+                "{arguments}: {said}"
+            );
+        }
+        client.end();
+    }
+    // No folder was made for it.
+    assert!(!std::path::Path::new("relative").exists());
+    let mut client = Client::allowed(&home, &["--allow-host-paths"]);
+    for options in [json!({"backend": "host"}), json!({"backend=host": true})] {
+        let said = client.refused(
+            "create_sandbox",
+            json!({"image": "box", "options": options}),
+        );
+        assert!(said.contains("--allow-host-backend"), "{said}");
+    }
+    // Allowed, it fails for another reason.
+    let said = client.refused("create_sandbox", json!({"options": {"root_disk": "/none"}}));
+    assert!(
+        said.contains("/none") && !said.contains("--allow"),
+        "{said}"
+    );
+    client.end();
+    home.assert_nothing_left();
+}
+
+#[test]
+fn a_cancelled_creation_ends_its_pull() {
+    let home = Home::new();
+    // It accepts, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let image = format!("{}/x", silent.local_addr().unwrap());
+    let mut client = Client::new(&home);
+    let create = json!({"name": "create_sandbox", "arguments": {"image": image}});
+    let number = client.request("tools/call", &create);
+    let (mut asked, _) = silent.accept().unwrap();
+    let cancel = json!({"requestId": number, "reason": "enough"});
+    client.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}));
+    asked
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    asked.read_to_end(&mut Vec::new()).unwrap();
+    assert_eq!(
+        client.tool("list_sandboxes", json!({})),
+        json!({"sandboxes": []})
+    );
+    client.end();
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn a_folder_of_this_machine_is_shared_where_that_is_allowed() {
+    let home = Home::new();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("of-host"), "seen\n").unwrap();
+    let mut client = Client::allowed(&home, &["--allow-host-paths", "--allow-host-backend"]);
+    let volume = format!("{}:/shared", folder.path().display());
+    let create = json!({"image": "box", "name": "it", "network": false, "volumes": [volume],
+        "options": {"backend": "host", "env": ["MICABOX_HOME"]}});
+    client.tool("create_sandbox", create);
+    let (code, said) = client.sh(
+        "it",
+        "cat /shared/of-host; echo $MICABOX_HOME >/shared/of-box",
+    );
+    assert_eq!((code, said.as_str()), (0, "seen\n"));
+    let written = std::fs::read_to_string(folder.path().join("of-box")).unwrap();
+    assert_eq!(written.trim(), home.store().to_str().unwrap());
+    client.end();
+
+    // A server that may not make such a sandbox uses one that its user has made.
+    home.output(&[
+        "run",
+        "-dq",
+        "--idle",
+        "--rm",
+        "--backend",
+        "host",
+        "--net",
+        "none",
+        "-u",
+        "root",
+        "--name",
+        "made",
+        "-v",
+        &volume,
+        "box",
+    ])
+    .ok();
+    let mut client = Client::allowed(&home, &[]);
+    assert_eq!(client.sh("made", "cat /shared/of-host").1, "seen\n");
+    client.tool("stop_sandbox", json!({"sandbox": "made", "grace": 0}));
     client.end();
     home.assert_nothing_left();
 }

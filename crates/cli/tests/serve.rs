@@ -4,8 +4,9 @@ mod support;
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::time::Duration;
 
-use micabox_testing::image;
+use micabox_testing::{DockerRegistry, image};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use support::{Home, wait_until};
@@ -261,4 +262,135 @@ fn sandboxes_end_with_the_client_unless_it_detaches_them() {
     wait_until("its sandbox is gone", || listed() == 1);
     home.output(&["rm", "-f", &second]).ok();
     home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn pulls_are_told_of_to_clients_that_ask() {
+    let home = Home::new();
+    let registry = DockerRegistry::start(home.path(), "");
+    let name = format!("{}/team/box:v1", registry.host());
+    home.output(&["tag", "box", &name]).ok();
+    home.output(&["push", &name]).ok();
+    for is_asked in [true, false] {
+        let elsewhere = Home::empty();
+        let mut client = Client::new(&elsewhere);
+        let options = json!({"backend": "host", "net": "none", "rm": true});
+        let create =
+            json!({"type": "create", "image": name, "options": options, "progress": is_asked});
+        client.request(1, &create);
+        let mut reports = Vec::new();
+        let made = loop {
+            let message = client.answer(1);
+            if message["type"] != "progress" {
+                break message;
+            }
+            reports.push(message);
+        };
+        assert_eq!(made["type"], "sandboxes", "{made}");
+        if is_asked {
+            assert_is_a_pull(&reports);
+        } else {
+            assert!(reports.is_empty(), "{reports:?}");
+        }
+        // What is here is not pulled.
+        let again = client.ask(2, &create);
+        assert_eq!(again["type"], "sandboxes", "{again}");
+        client.end();
+        elsewhere.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_pull_says_how_far_it_is_in_lines_of_json() {
+    let home = Home::new();
+    let registry = DockerRegistry::start(home.path(), "");
+    let name = format!("{}/team/box:v1", registry.host());
+    home.output(&["tag", "box", &name]).ok();
+    home.output(&["push", &name]).ok();
+    let elsewhere = Home::empty();
+    let pull = |flag: &str| {
+        let pulled = elsewhere.output(&["pull", "--json", flag, &name]);
+        let lines = pulled.stderr();
+        let lines = lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap());
+        let result: Value = serde_json::from_str(&pulled.stdout()).unwrap();
+        assert_eq!((pulled.code(), &result["layers"]), (0, &json!(3)));
+        lines.collect::<Vec<Value>>()
+    };
+    assert_is_a_pull(&pull("--progress=json"));
+    // Nothing comes of an image that is here.
+    let reports = pull("--progress=json");
+    let last = json!({"type": "progress", "phase": "done", "done": 0, "total": 0, "layers": []});
+    assert_eq!(reports.last(), Some(&last));
+    assert!(pull("--progress=auto").is_empty());
+}
+
+#[test]
+fn a_creation_is_given_up() {
+    let home = Home::new();
+    // It accepts, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let image = format!("{}/x", silent.local_addr().unwrap());
+    let mut client = Client::new(&home);
+    client.request(1, &json!({"type": "create", "image": image}));
+    let (_asked, _) = silent.accept().unwrap();
+    client.request(2, &json!({"type": "cancel"}));
+    client.request(1, &json!({"type": "cancel"}));
+    let failed = client.answer(1);
+    assert_eq!(
+        (&failed["type"], &failed["kind"]),
+        (&json!("failed"), &json!("cancelled"))
+    );
+    // It is over.
+    client.request(1, &json!({"type": "cancel"}));
+    assert_eq!(client.command(1, &["images", "-q"]).0, 0);
+    client.end();
+    home.assert_nothing_left();
+}
+
+#[test]
+fn commands_end_with_a_server_that_is_killed() {
+    let home = Home::new();
+    // It accepts, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let image = format!("{}/x", silent.local_addr().unwrap());
+    let mut client = Client::new(&home);
+    client.ask(1, &json!({"type": "command", "args": ["pull", image]}));
+    let (mut asked, _) = silent.accept().unwrap();
+    client.process.kill().unwrap();
+    client.process.wait().unwrap();
+    // Its connection ends with the pull.
+    asked
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    asked.read_to_end(&mut Vec::new()).unwrap();
+    home.assert_nothing_left();
+}
+
+/// Checks what is said of a pull of an image with three layers.
+fn assert_is_a_pull(reports: &[Value]) {
+    let mut phases: Vec<_> = reports.iter().map(|report| &report["phase"]).collect();
+    phases.dedup();
+    assert_eq!(phases, ["resolving", "pulling", "merging", "done"]);
+    for report in reports {
+        assert_eq!(report["type"], "progress");
+        let layers = report["layers"].as_array().unwrap();
+        let sum = |field: &str| -> u64 {
+            let of = layers.iter().map(|layer| layer[field].as_u64().unwrap());
+            of.sum()
+        };
+        assert_eq!(report["done"], sum("done"), "{report}");
+        assert_eq!(report["total"], sum("total"), "{report}");
+    }
+    let last = reports.last().unwrap();
+    assert_eq!(last["done"], last["total"]);
+    let layers = last["layers"].as_array().unwrap();
+    assert_eq!(layers.len(), 3);
+    for layer in layers {
+        assert!(layer["digest"].as_str().unwrap().starts_with("sha256:"));
+        assert_eq!(layer["phase"], "done", "{layer}");
+        assert!(layer["total"].as_u64().unwrap() > 0 && layer["reason"].is_null());
+    }
 }

@@ -113,7 +113,7 @@ fn the_config_is_the_bases_but_for_the_edits() {
     run.set_cmd(Some(vec!["serve".to_owned()]));
     let changes = ImageEdit {
         created: text("2026-01-02T03:04:05Z"),
-        author: text("somebody"),
+        author: text("an author"),
         created_by: text("mica commit"),
         comment: text("why"),
         config: Some(run),
@@ -125,7 +125,7 @@ fn the_config_is_the_bases_but_for_the_edits() {
     );
     let is: Value = serde_json::from_slice(&store.config(&image.manifest_digest).unwrap()).unwrap();
     assert_eq!(is["created"], "2026-01-02T03:04:05Z");
-    assert_eq!(is["author"], "somebody");
+    assert_eq!(is["author"], "an author");
     assert_eq!(is["architecture"], was["architecture"]);
     // The base has no history of its two layers, so a history of only the third would be wrong.
     assert_eq!(is["history"], Value::Null);

@@ -17,6 +17,8 @@ struct CancelState {
     cancelled: bool,
     /// Connections to owners. An owner ends its sandbox when its creator's connection ends.
     owners: Vec<UnixStream>,
+    #[cfg(feature = "registry")]
+    pulls: micabox_transfer::Cancellation,
 }
 
 impl Cancel {
@@ -29,6 +31,14 @@ impl Cancel {
         for owner in &state.owners {
             let _ = owner.shutdown(Shutdown::Write);
         }
+        #[cfg(feature = "registry")]
+        state.pulls.cancel();
+    }
+
+    /// Returns what cancels pulls of the sandbox's images with its start: for [`PullOptions`](crate::PullOptions).
+    #[cfg(feature = "registry")]
+    pub fn pulls(&self) -> micabox_transfer::Cancellation {
+        lock(&self.state).pulls.clone()
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {

@@ -120,7 +120,7 @@ pub use micabox_owner::{Lost, LostReason};
 #[cfg(feature = "registry")]
 pub use micabox_transfer as transfer;
 #[cfg(feature = "registry")]
-pub use micabox_transfer::{PullError, PullOptions, PullPolicy, pull, pull_blocking};
+pub use micabox_transfer::{Cancellation, PullError, PullOptions, PullPolicy, pull, pull_blocking};
 pub use micabox_vmm::{BackendChoice, DiskRate, Error as MachineError, Exit, control_groups};
 pub use micabox_wire::files::{Existing, FileChange, FileStat};
 pub use micabox_wire::{

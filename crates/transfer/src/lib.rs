@@ -7,11 +7,13 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 
+mod cancellation;
 mod pull;
 mod push;
 pub mod settings;
 mod traced;
 
+pub use cancellation::Cancellation;
 pub use micabox_registry::{Credentials, RegistryError};
 pub use pull::{PullError, PullOptions, pull, pull_blocking};
 pub use push::{PushError, PushOptions, Pushed, push, push_blocking};

@@ -17,7 +17,7 @@ use micabox_image::{Digest, Platform, Progress, Reference, Store};
 use micabox_registry::{self as registry, Credentials, Fetched, RegistryError, Repository};
 
 use crate::traced::Traced;
-use crate::{PullPolicy, Settings};
+use crate::{Cancellation, PullPolicy, Settings};
 
 /// Options of a pull.
 #[derive(Debug, Clone)]
@@ -30,6 +30,8 @@ pub struct PullOptions {
     pub settings: Arc<Settings>,
     /// Registry credentials.
     pub credentials: Credentials,
+    /// Cancels the pull from elsewhere.
+    pub cancellation: Cancellation,
 }
 
 impl PullOptions {
@@ -40,6 +42,7 @@ impl PullOptions {
             platform: None,
             settings,
             credentials: Credentials::from_environment(),
+            cancellation: Cancellation::default(),
         }
     }
 }
@@ -82,6 +85,12 @@ pub enum PullError {
         reference: Box<Reference>,
         /// The platform.
         platform: Box<Platform>,
+    },
+    /// It was [cancelled](PullOptions::cancellation).
+    #[error("the pull of {reference} was cancelled")]
+    Cancelled {
+        /// The image.
+        reference: Box<Reference>,
     },
     /// The system refuses to start threads.
     #[error("cannot start the threads that a pull needs: {0}")]
@@ -148,7 +157,13 @@ pub async fn pull(
             platform: Box::new(pull.platform),
         });
     }
-    pull.run().await
+    tokio::select! {
+        biased;
+        () = options.cancellation.cancelled() => Err(PullError::Cancelled {
+            reference: Box::new(reference.clone()),
+        }),
+        image = pull.run() => image,
+    }
 }
 
 struct Pull<'a> {

@@ -51,6 +51,7 @@ from micabox.model.files import (
     WriteInfo,
 )
 from micabox.model.options import Options
+from micabox.model.progress import LayerProgress, PullProgress
 from micabox.model.sandbox import (
     Change,
     ImageInfo,
@@ -108,6 +109,7 @@ __all__ = [
     "Images",
     "InUseException",
     "InvalidArgumentException",
+    "LayerProgress",
     "NameInUseException",
     "NotEnoughSpaceException",
     "NotFoundException",
@@ -117,6 +119,7 @@ __all__ = [
     "ProtocolException",
     "Pty",
     "PtySize",
+    "PullProgress",
     "Sandbox",
     "SandboxException",
     "SandboxInfo",

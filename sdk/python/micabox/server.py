@@ -23,6 +23,7 @@ from micabox.errors import (
 from micabox.io import sockets
 from micabox.protocol.frames import PREAMBLE, Decoder, Frame, encode
 
+# Only keeps what it gets.
 Receiver = Callable[["list[Frame] | None"], None]
 
 _RECEIVE = 256 << 10
@@ -55,6 +56,8 @@ class Server:
         assert self._process.stdin and self._process.stdout
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._receivers: dict[int, Receiver] = {}
+        # Requests that were given up, and are not answered yet.
+        self._undone: set[int] = set()
         self._last = 0
         self._lock = threading.Lock()
         self._sending = threading.Lock()
@@ -63,7 +66,10 @@ class Server:
         self.is_over = False
         self.home = ""
         try:
-            self._stdin.write(PREAMBLE)
+            try:
+                self._stdin.write(PREAMBLE)
+            except OSError:
+                pass  # what it has said before its end says more
             self.home = self._hello()
         except ProtocolException:
             self.end()
@@ -96,10 +102,13 @@ class Server:
                 for frame in self._decoder.feed(data):
                     by_number.setdefault(frame.number, []).append(frame)
                 for number, frames in by_number.items():
+                    # Under the lock, so that all frames until `undo` are with the receiver.
                     with self._lock:
-                        receiver = self._receivers.get(number)
-                    if receiver:
-                        receiver(frames)
+                        if receiver := self._receivers.get(number):
+                            receiver(frames)
+                        is_undone = number in self._undone
+                    if is_undone:
+                        self.undone(number, frames)
         except (OSError, ProtocolException):
             pass  # as if it had ended
         finally:
@@ -107,6 +116,7 @@ class Server:
                 self.is_over = True
                 receivers = list(self._receivers.values())
                 self._receivers.clear()
+                self._undone.clear()
             for receiver in receivers:
                 receiver(None)
 
@@ -116,7 +126,7 @@ class Server:
             if self.is_over:
                 raise ended()
             self._last = self._last % 0xFFFF_FFFF + 1
-            while self._last in self._receivers:
+            while self._last in self._receivers or self._last in self._undone:
                 self._last = self._last % 0xFFFF_FFFF + 1
             self._receivers[self._last] = receiver
             return self._last
@@ -125,6 +135,7 @@ class Server:
         """Nothing waits for the answers of this request any more."""
         with self._lock:
             self._receivers.pop(number, None)
+            self._undone.discard(number)
 
     def send(self, data: bytes) -> None:
         """Sends whole frames."""
@@ -145,16 +156,25 @@ class Server:
             pass  # it is over
 
     def undo(self, number: int) -> None:
-        """Nothing waits for the answer of this request any more: sandboxes that it makes are killed."""
+        """Nothing waits for the answer of this request any more: it is given up, or else sandboxes that it
+        makes are killed."""
         with self._lock:
-            if number in self._receivers:
-                self._receivers[number] = lambda frames: self.undone(number, frames)
+            if self._receivers.pop(number, None) is None:
+                return
+            self._undone.add(number)
+        try:
+            self.send(encode(number, {"type": "cancel"}))
+        except DisconnectedException:
+            pass  # it is over
 
-    def undone(self, number: int, frames: list[Frame] | None) -> None:
+    def undone(self, number: int, frames: list[Frame]) -> None:
         """Kills the sandboxes in an answer."""
-        self.close(number)
-        for frame in frames or []:
-            sandboxes: list[dict[str, Any]] = frame.message().get("sandboxes") or []
+        for frame in frames:
+            message = frame.message()
+            if message.get("type") in ("progress", "notice"):
+                continue  # the answer is yet to come
+            self.close(number)
+            sandboxes: list[dict[str, Any]] = message.get("sandboxes") or []
             for made in sandboxes:
                 try:
                     with sockets.connect(str(made["directory"])) as owner:
@@ -184,6 +204,8 @@ class Server:
     def forget(self) -> None:
         """Closes a forked child's copies of the pipes; the process is the parent's."""
         self._process.returncode = 0  # of no child of ours
+        # Another thread may have held them.
+        self._lock, self._sending = threading.Lock(), threading.Lock()
         for pipe in (self._stdin, self._stdout):
             try:
                 pipe.close()

@@ -87,6 +87,12 @@ def python(program: str, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def children(pid: int) -> set[str]:
+    """Processes that a process has started."""
+    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
+    return {child for task in tasks for child in task.read_text().split()}
+
+
 class SandboxTest(unittest.TestCase):
     """Tests that share a sandbox."""
 

@@ -1,7 +1,9 @@
 """Commands whose output is kept as bytes, and directories as archives."""
 
+import asyncio
 import io
 import tarfile
+import time
 
 from .support import AsyncSandboxTest, SandboxTest, wait_until
 
@@ -17,6 +19,19 @@ class CaptureTest(SandboxTest):
         done = self.box.commands.capture("echo begun; sleep 77 & sleep 78", timeout=0.5)
         self.assertEqual((done.stdout, done.exit_code), (b"begun\n", None))
         wait_until(lambda: not any("sleep 7" in one.cmd for one in self.box.commands.list()))
+
+    def test_the_time_counts_while_a_command_does_not_read_its_input(self) -> None:
+        begun = time.monotonic()
+        cmd = "echo begun; exec sleep 79"
+        done = self.box.commands.capture(cmd, input=b"x" * 1_000_000, timeout=0.5)
+        self.assertLess(time.monotonic() - begun, 5)
+        self.assertEqual((done.stdout, done.exit_code), (b"begun\n", None))
+        wait_until(lambda: not any("sleep 79" in one.cmd for one in self.box.commands.list()))
+        # One that reads has all of it, and one that ends early is no failure.
+        done = self.box.commands.capture("wc -c", input=b"x" * 1_000_000, timeout=30)
+        self.assertEqual((done.stdout, done.exit_code), (b"1000000\n", 0))
+        done = self.box.commands.capture("exit 4", input=b"x" * 1_000_000, timeout=30)
+        self.assertEqual(done.exit_code, 4)
 
     def test_a_handle_s_output_is_taken_raw(self) -> None:
         handle = self.box.commands.run("printf '\\377'", background=True)
@@ -37,3 +52,15 @@ class AsyncCaptureTest(AsyncSandboxTest):
         data = b"x" * 5_000_000
         done = await self.box.commands.capture(["cat"], input=data)
         self.assertEqual(done.stdout, data)
+
+    async def test_the_time_counts_while_a_command_does_not_read_its_input(self) -> None:
+        begun = time.monotonic()
+        cmd = "echo begun; sleep 78 & exec sleep 79"
+        done = await self.box.commands.capture(cmd, input=b"x" * 1_000_000, timeout=0.5)
+        self.assertLess(time.monotonic() - begun, 5)
+        self.assertEqual((done.stdout, done.exit_code), (b"begun\n", None))
+        for _ in range(500):
+            if not any("sleep 7" in one.cmd for one in await self.box.commands.list()):
+                return
+            await asyncio.sleep(0.01)
+        self.fail("it runs on")

@@ -29,6 +29,56 @@ def runs(sandbox_id: str) -> bool:
     return sandbox_id in mica("ps", "--quiet", "--no-trunc")
 
 
+# With all that can be open, and a thread that waits.
+OPEN = (
+    MAKE
+    + """
+import signal, threading
+from micabox import PtySize, SandboxException, server
+handle = box.commands.run("sleep 61", background=True, stdin=True)
+watch = box.files.watch_dir("/tmp", recursive=True)
+stream = box.files.read("/dev/zero", "stream")
+next(stream)
+terminal = box.pty.create(PtySize(24, 80))
+box.run_code("1")
+def wait():
+    try:
+        handle.wait()
+    except SandboxException:
+        pass
+threading.Thread(target=wait, daemon=True).start()
+"""
+)
+
+OPEN_ASYNC = """
+import asyncio, os, signal, sys
+from micabox import AsyncSandbox, PtySize
+async def main():
+    box = await AsyncSandbox.create("sample", backend="host", user="root", workdir="/")
+    print(box.sandbox_id, flush=True)
+    handle = await box.commands.run("sleep 61", background=True, on_stdout=print)
+    watch = await box.files.watch_dir("/tmp", print)
+    stream = await box.files.read("/dev/zero", "stream")
+    await anext(stream)
+    terminal = await box.pty.create(PtySize(24, 80))
+    await box.run_code("1")
+    waiting = asyncio.create_task(handle.wait())
+    await asyncio.sleep(0)
+    {ending}
+asyncio.run(main())
+"""
+
+# How a program ends, and its exit code.
+ENDINGS = [
+    ("pass", 0),
+    ("sys.exit(3)", 3),
+    ("raise RuntimeError('the end')", 1),
+    ("os._exit(4)", 4),
+    ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+]
+
+
 class ProcessTest(unittest.TestCase):
     def test_sandboxes_end_with_their_process(self) -> None:
         endings = [
@@ -45,6 +95,33 @@ class ProcessTest(unittest.TestCase):
         done = python(MAKE + "os.kill(os.getpid(), 9)")
         self.assertEqual(done.returncode, -signal.SIGKILL)
         wait_until(lambda: not runs(done.stdout.strip()))
+
+    def _ends(self, program: str, code: int) -> None:
+        begun = time.monotonic()
+        done = python(program)
+        self.assertLess(time.monotonic() - begun, 20)
+        self.assertEqual(done.returncode, code, done.stderr)
+        # asyncio itself warns of what a program leaves open when its loop ends.
+        if "asyncio" not in program:
+            self.assertEqual("Traceback" in done.stderr, "the end" in program, done.stderr)
+        wait_until(lambda: not runs(done.stdout.strip()))
+
+    def test_a_program_ends_at_once_whatever_is_open(self) -> None:
+        endings = [
+            *ENDINGS,
+            ("threading.Thread(target=sys.exit, args=(3,)).start()", 0),
+            ("os.kill(server.running().pid, signal.SIGKILL)", 0),
+            # One that does not answer any more.
+            ("server._GRACE = 0.5; os.kill(server.running().pid, signal.SIGSTOP)", 0),
+        ]
+        for ending, code in endings:
+            with self.subTest(ending):
+                self._ends(OPEN + ending, code)
+
+    def test_a_program_of_asyncio_ends_at_once_whatever_is_open(self) -> None:
+        for ending, code in ENDINGS:
+            with self.subTest(ending):
+                self._ends(OPEN_ASYNC.format(ending=ending), code)
 
     def test_a_detached_one_does_not(self) -> None:
         done = python(MAKE + "box.detach()")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 import pathlib
 import socket
 import subprocess
@@ -17,8 +18,12 @@ from collections.abc import Generator
 
 from micabox import (
     AsyncImages,
+    AsyncSandbox,
     AsyncSnapshots,
     AsyncVolumes,
+    InUseException,
+    PullProgress,
+    Sandbox,
     SandboxException,
     images,
     server,
@@ -26,7 +31,7 @@ from micabox import (
 )
 
 from .archive import one_file
-from .support import IMAGE, free_port
+from .support import IMAGE, children, free_port, mica, wait_until
 
 # Longer than the windows of the protocol.
 BIG = bytes(range(256)) * 10_000
@@ -73,6 +78,19 @@ def names() -> list[str]:
     return [name for image in images.list() for name in image.references]
 
 
+def assert_is_a_pull(test: unittest.TestCase, told: list[PullProgress]) -> None:
+    """What was told is the pull of an image with one layer."""
+    phases = [phase for phase, _ in itertools.groupby(one.phase for one in told)]
+    test.assertEqual(phases, ["resolving", "pulling", "merging", "done"])
+    last = told[-1]
+    (layer,) = last.layers
+    test.assertIn(layer.phase, ("done", "present"))
+    test.assertRegex(layer.digest, "^sha256:[0-9a-f]{64}$")
+    test.assertGreater(layer.total, 0)
+    test.assertEqual({last.done, last.total, layer.done}, {layer.total})
+    test.assertIsNone(layer.reason)
+
+
 class ImagesTest(unittest.TestCase):
     def test_images_are_listed(self) -> None:
         (sample,) = [one for one in images.list() if one.layers == 4]
@@ -90,12 +108,52 @@ class ImagesTest(unittest.TestCase):
             images.remove(f"{name}/mine:1")
             self.assertNotIn(f"{name}/mine:1", names())
 
+    def test_a_pull_tells_how_far_it_is(self) -> None:
+        images.load(one_file("big", BIG), name="pushed")
+        told: list[PullProgress] = []
+        with registry() as host:
+            name = f"{host}/mine:2"
+            images.push("pushed", name)
+            images.remove("pushed")
+            images.pull(name, on_progress=told.append)
+            assert_is_a_pull(self, told)
+            told.clear()
+            images.remove(name)
+            with Sandbox.create(name, backend="host", net="none", on_progress=told.append) as box:
+                assert_is_a_pull(self, told)
+                told.clear()
+                with Sandbox.create(name, backend="host", net="none", on_progress=told.append):
+                    self.assertEqual(told, [])
+                box.kill()
+
+            def fail(progress: PullProgress) -> None:
+                raise InUseException(progress.phase)
+
+            images.remove(name)
+            before = mica("ps", "--quiet")
+            with self.assertRaisesRegex(InUseException, "resolving"):
+                Sandbox.create(name, backend="host", net="none", on_progress=fail)
+            # What nothing waits for any more is given up.
+            wait_until(lambda: mica("ps", "--quiet") == before)
+            if name in names():
+                images.remove(name)
+            commands = children(server.running().pid)
+            with self.assertRaisesRegex(InUseException, "resolving"):
+                images.pull(name, on_progress=fail)
+            wait_until(lambda: not children(server.running().pid) - commands)
+
     def test_a_pull_that_fails_says_why_and_what_it_tried(self) -> None:
         notices: list[str] = []
         with self.assertRaises(SandboxException) as raised:
             images.pull(f"localhost:{free_port()}/x", on_notice=notices.append)
         self.assertIn("cannot connect", str(raised.exception))
         self.assertIn("trying again", notices[0])
+        told: list[PullProgress] = []
+        address = f"localhost:{free_port()}/x"
+        with self.assertRaisesRegex(SandboxException, "cannot connect"):
+            images.pull(address, on_notice=notices.append, on_progress=told.append)
+        self.assertIn("trying again", notices[-2])
+        self.assertEqual({progress.phase for progress in told}, {"resolving"})
 
     def test_an_archive_holds_an_image(self) -> None:
         images.load(one_file("big", BIG), name="loaded")
@@ -151,6 +209,29 @@ class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
         with self.assertRaises(SandboxException):
             await AsyncSnapshots().remove("nonesuch")
 
+    async def test_a_pull_tells_how_far_it_is(self) -> None:
+        store = AsyncImages()
+        await store.load(one_file("big", BIG), name="pushed")
+        told: list[PullProgress] = []
+
+        async def tell(progress: PullProgress) -> None:
+            await asyncio.sleep(0)
+            told.append(progress)
+
+        with registry() as host:
+            name = f"{host}/mine:3"
+            await store.push("pushed", name)
+            await store.remove("pushed")
+            await store.pull(name, on_progress=tell)
+            assert_is_a_pull(self, told)
+            told.clear()
+            await store.remove(name)
+            async with await AsyncSandbox.create(
+                name, backend="host", net="none", on_progress=tell
+            ):
+                assert_is_a_pull(self, told)
+            await store.remove(name)
+
     async def test_a_cancelled_pull_is_ended(self) -> None:
         with socket.socket() as silent:
             silent.bind(("127.0.0.1", 0))
@@ -168,9 +249,3 @@ class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
                     return
                 await asyncio.sleep(0.01)
         self.fail("mica pulls on")
-
-
-def children(pid: int) -> set[str]:
-    """Processes that a process has started."""
-    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
-    return {child for task in tasks for child in task.read_text().split()}

@@ -9,11 +9,12 @@ export { CommandExitError, CommandHandle, type CommandResult, type HandleOptions
 export type { ExecOptions } from "./commands/exec.js";
 export type { Pty, PtyConnectOptions, PtyCreateOptions, PtySize } from "./commands/pty.js";
 export type { Output } from "./protocol/call.js";
-export type { Filesystem, FilesystemOptions, WatchOptions, WriteEntry } from "./files/files.js";
+export type { Filesystem, FilesystemOptions, WatchOptions, WriteEntry, WriteOptions } from "./files/files.js";
 export { FileType, type EntryInfo, type WriteInfo } from "./files/entry.js";
 export { FilesystemEventType, type FilesystemEvent, type WatchHandle } from "./files/watch.js";
 export type { Data } from "./data.js";
-export { images, type ImageInfo, type TransferOptions } from "./store/images.js";
+export { images, type ImageInfo, type PullOptions, type TransferOptions } from "./store/images.js";
+export type { LayerProgress, OnProgress, PullProgress } from "./store/progress.js";
 export { volumes, type VolumeInfo } from "./store/volumes.js";
 export { snapshots, type SnapshotInfo } from "./store/snapshots.js";
 export {

@@ -72,6 +72,7 @@ function checkSignal(args: string[], signal: AbortSignal | undefined): void {
 
 /** The lines of stderr. */
 class Lines {
+  /** All of it, if nothing else takes it. */
   text = "";
   readonly #decoder = new TextDecoder();
   readonly #onLine: MicaOptions["onLine"];
@@ -83,7 +84,7 @@ class Lines {
 
   async push(bytes: Uint8Array): Promise<void> {
     const text = this.#decoder.decode(bytes, { stream: true });
-    this.text += text;
+    if (this.#onLine === undefined) this.text += text;
     const lines = (this.#rest + text).split("\n");
     this.#rest = lines.pop() ?? "";
     for (const line of lines) await this.#onLine?.(line);

@@ -5,10 +5,11 @@ import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
 
-import { CancelledError, images, NameInUseError, Sandbox, SandboxError, volumes, type ImageInfo } from "../src/index.js";
+import { CancelledError, images, NameInUseError, Sandbox, SandboxError, volumes, type ImageInfo, type PullProgress } from "../src/index.js";
 import { imageArchive } from "./archive.js";
-import { hostBox, processes, until } from "./support.js";
+import { hostBox, listed, processes, until } from "./support.js";
 
 test("images are loaded, listed, named, saved and removed", async () => {
   const archive = await imageArchive();
@@ -59,15 +60,40 @@ test("images are pushed to a registry and pulled from there", async () => {
   await images.push("ts-pushed:1", name);
   await images.remove("ts-pushed:1");
   assert.ok(!(await images.list()).some(({ references }) => references.includes(name)));
-  await images.pull(name, { platform: "linux/amd64" });
+  const told: PullProgress[] = [];
+  await images.pull(name, { platform: "linux/amd64", onProgress: (progress) => void told.push(progress) });
+  assertPull(told);
   assert.ok((await images.list()).some(({ references }) => references.includes(name)));
   // One that is not here is pulled.
   await images.remove(name);
-  await using box = await Sandbox.create(name, { backend: "host", net: "none" });
+  told.length = 0;
+  await using box = await Sandbox.create(name, {
+    backend: "host",
+    net: "none",
+    onProgress: async (progress) => {
+      await sleep(1);
+      told.push(progress);
+    },
+  });
+  assertPull(told);
   assert.equal((await box.commands.run("cat /file")).stdout, "in the image");
-  const said: string[] = [];
-  await assert.rejects(images.pull(`localhost:${registry.port}/none:1`, { onProgress: (line) => void said.push(line) }), SandboxError);
-  assert.match(said.join("\n"), /none/);
+  // What a caller's function throws ends the sandbox that it would not learn of.
+  await box.kill();
+  await images.remove(name);
+  const before = (await listed()).size;
+  const thrown = new Error("the caller's");
+  const fail = (): void => {
+    throw thrown;
+  };
+  await assert.rejects(Sandbox.create(name, { backend: "host", net: "none", onProgress: fail }), thrown);
+  await until("it is gone", async () => (await listed()).size === before);
+  for (const opts of [{}, { onProgress: (progress: PullProgress) => void told.push(progress) }]) {
+    const said: string[] = [];
+    const onNotice = (line: string): void => void said.push(line);
+    await assert.rejects(images.pull(`localhost:${registry.port}/none:1`, { onNotice, ...opts }), SandboxError);
+    assert.match(said.join("\n"), /none/);
+  }
+  assert.equal(told.at(-1)?.phase, "resolving");
   await assert.rejects(images.pull(name, { signal: AbortSignal.abort() }), CancelledError);
 });
 
@@ -103,6 +129,17 @@ test("many sandboxes are made at once", async () => {
   assert.deepEqual(names, boxes.map(({ sandboxId }) => sandboxId.slice(0, 12)));
   await Promise.all(boxes.map((box) => box.kill()));
 });
+
+/** What was told is the pull of an image with one layer. */
+function assertPull(told: PullProgress[]): void {
+  const phases = told.map(({ phase }) => phase).filter((phase, at, all) => phase !== all[at - 1]);
+  assert.deepEqual(phases, ["resolving", "pulling", "merging", "done"]);
+  const { done, total, layers } = told.at(-1) ?? assert.fail();
+  assert.deepEqual([layers.length, done, layers[0]?.done, layers[0]?.total], [1, total, total, total]);
+  assert.ok(total > 0);
+  assert.match(layers[0]?.digest ?? "", /^sha256:[0-9a-f]{64}$/);
+  assert.match(layers[0]?.phase ?? "", /^(done|present)$/);
+}
 
 /** Debian's docker-registry on a port of its own. */
 class Registry implements AsyncDisposable {

@@ -50,8 +50,8 @@ pub fn execute(args: &Args) -> Outcome {
 
 fn pool(args: &Args) -> Outcome {
     let store = settings::store()?;
-    let image = args.machine.image(&store, &args.image, None)?;
     let cancel = Cancel::default();
+    let image = args.machine.image(&store, &args.image, None, &cancel)?;
     let signals = Signals::catch(cancel.clone())?;
     let mut builder = args
         .machine

@@ -1,11 +1,15 @@
 //! `mica pull`
 
-use micabox_image::{Platform, Reference};
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use micabox_image::{Platform, Progress, Reference};
 use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 use serde_json::json;
 
 use crate::failure::Failure;
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, warn_json};
+use crate::progress::Reports;
 use crate::{Outcome, bars, settings};
 
 /// Pull an image from a registry
@@ -22,9 +26,22 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
+    /// What stderr has meanwhile
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    progress: Shown,
+
     /// The image: NAME, NAME:TAG or NAME@DIGEST
     #[arg(value_name = "IMAGE")]
     image: Reference,
+}
+
+/// `--progress`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Shown {
+    /// Bars on a terminal, otherwise only what is worth a notice.
+    Auto,
+    /// For programs: an object a line, as docs/protocol.md describes it, ten a second at most while bytes arrive.
+    Json,
 }
 
 /// Pulls an image.
@@ -35,7 +52,10 @@ pub fn execute(args: Args) -> Outcome {
     options.policy = PullPolicy::Always;
     let name = args.image.familiar();
     let image = {
-        let progress = bars::watch(&name);
+        let progress: Arc<dyn Progress> = match args.progress {
+            Shown::Auto => bars::watch(&name),
+            Shown::Json => Arc::new(Reports::new(|report| warn_json(&report))),
+        };
         pull_blocking(&store, &args.image, &options, progress).map_err(Failure::from)?
     };
     if args.json {

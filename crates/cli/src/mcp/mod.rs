@@ -4,6 +4,7 @@
 //! [`tool`] is a type of arguments that does its work with mica's blocking SDK, in a thread; what it
 //! needs of the protocol is a [`call`]. All else of this program runs without the asynchronous runtime.
 
+mod allowed;
 mod call;
 mod command;
 mod excerpt;
@@ -28,15 +29,20 @@ use crate::failure::Failure;
 use crate::output::write_stderr;
 use crate::serve::held::Held;
 use crate::{Outcome, settings};
+use allowed::Allowed;
 use service::Service;
 
 /// Give a program with a language model tools to make and use sandboxes (MCP, on stdin and stdout)
 ///
 /// A client names it in its configuration as {"command": "mica", "args": ["mcp"]}. The sandboxes that it
-/// makes end with it, unless the tool keep_sandbox was used. Its tools may do what `mica run` may: share
-/// folders of this machine with a sandbox, too.
-#[derive(Debug, clap::Args)]
-pub struct Args {}
+/// makes end with it, unless the tool keep_sandbox was used. Its tools make sandboxes as `mica run` does, but
+/// give them no file, folder or variable of this machine and no share of its kernel unless flags allow that.
+/// They use all sandboxes of this user, those that other programs have made with more included.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    allowed: Allowed,
+}
 
 /// What all calls share.
 #[derive(Debug)]
@@ -44,6 +50,8 @@ struct Server {
     sandboxes: Sandboxes,
     /// The sandboxes that end with the server.
     held: Held,
+    /// What they may have of this machine.
+    allowed: Allowed,
 }
 
 impl Server {
@@ -53,7 +61,7 @@ impl Server {
 }
 
 /// Serves the client until stdin ends, and what runs then for a few seconds more.
-pub fn execute() -> Outcome {
+pub fn execute(args: Args) -> Outcome {
     use std::io::IsTerminal;
     if std::io::stdin().is_terminal() {
         write_stderr(
@@ -65,6 +73,7 @@ pub fn execute() -> Outcome {
     let server = Arc::new(Server {
         sandboxes: settings::sandboxes(&settings::store()?)?,
         held: Held::default(),
+        allowed: args.allowed,
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()

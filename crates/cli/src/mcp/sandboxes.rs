@@ -1,7 +1,6 @@
 //! The tools that make sandboxes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use micabox::{Cancel, Sandbox};
 use rmcp::schemars::JsonSchema;
@@ -10,11 +9,11 @@ use serde_json::{Map, Value, json};
 
 use super::Server;
 use super::call::Call;
-use super::progress::Pulls;
+use super::progress::of_pulls;
 use super::tool::{Effect, Tool};
 use crate::failure::Failure;
 use crate::serve::message::Create;
-use crate::serve::sandboxes;
+use crate::serve::{flags, sandboxes};
 
 /// Most copies that are made at a time.
 const COPIES: u16 = 64;
@@ -38,12 +37,14 @@ pub struct CreateSandbox {
     env: BTreeMap<String, String>,
     /// Whether the sandbox has a network; true unless given.
     network: Option<bool>,
-    /// Folders of this machine and volumes to mount: HOST-FOLDER:PATH or VOLUME:PATH, with :ro read-only.
+    /// Volumes to mount, which are made if missing: VOLUME:PATH, with :ro read-only. HOST-FOLDER:PATH mounts a
+    /// folder of this machine, if the server was started with --allow-host-paths.
     #[serde(default)]
     volumes: Vec<String>,
     /// Other long options of `mica run` by name, such as {"upper": "disk:8g", "publish": ["8080:80"],
-    /// "net-allow": ["*.debian.org"], "from": "SNAPSHOT", "backend": "host"}: true, a string, a number, a
-    /// list of these, or an object of names and values.
+    /// "net-allow": ["*.debian.org"], "from": "SNAPSHOT"}: true, a string, a number, a list of these, or an
+    /// object of names and values. Those that take files or variables from this machine need a server that was
+    /// started with --allow-host-paths, and "backend": "host" one with --allow-host-backend.
     #[serde(default)]
     options: Map<String, Value>,
 }
@@ -74,8 +75,9 @@ impl Tool for CreateSandbox {
         let cancel = Cancel::default();
         let cancelled = cancel.clone();
         let _watch = call.when_cancelled(move || cancelled.cancel());
-        let pulls = Arc::new(Pulls::new(call.steps()));
-        let sandbox = sandboxes::create(&create, cancel, pulls)?;
+        let wanted = flags::parse(&create)?;
+        server.allowed.check(&wanted.sandbox)?;
+        let sandbox = sandboxes::create(&wanted, cancel, of_pulls(call.steps()))?;
         hold(sandbox, server, call)
     }
 }

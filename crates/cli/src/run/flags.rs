@@ -7,6 +7,7 @@
 
 mod command;
 mod confinement;
+mod host;
 mod machine;
 mod mount;
 mod rate;

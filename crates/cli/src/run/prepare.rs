@@ -55,7 +55,7 @@ pub struct Preparation<'a> {
     pub is_detached: bool,
     /// Whether it is not to be started.
     pub is_stopped: bool,
-    /// Cancels the start.
+    /// Cancels the start, and pulls before it.
     pub cancel: Cancel,
     /// What is told of pulls, in place of the user's terminal.
     pub progress: Option<Arc<dyn Progress>>,
@@ -249,7 +249,7 @@ impl Preparation<'_> {
 
     fn image(&self, store: &Store, name: &str) -> Result<Image, Failure> {
         let machine = &self.sandbox.machine;
-        machine.image(store, name, self.progress.as_ref())
+        machine.image(store, name, self.progress.as_ref(), &self.cancel)
     }
 }
 

@@ -30,7 +30,17 @@ pub enum Request {
         signal: i32,
     },
     /// Make an idle sandbox, which ends with the client. Reply: [`Reply::Sandboxes`].
-    Create(Create),
+    Create {
+        /// What it is made of.
+        #[serde(flatten)]
+        create: Create,
+        /// Whether the client wants to hear of pulls, before the reply: [`Report`](crate::progress::Report).
+        #[serde(default)]
+        progress: bool,
+    },
+    /// Give up the creation with this number, which then fails: [`Reply::Failed`]. One that has succeeded
+    /// meanwhile has its reply, and nothing happens.
+    Cancel,
     /// Make copies of a running sandbox, which end with the client. Reply: [`Reply::Sandboxes`].
     Fork {
         /// Its name or ID.

@@ -4,25 +4,27 @@
 //! [`Replies`]. The client is gone when stdin ends: then its commands are ended, and its sandboxes too.
 
 mod commands;
-mod flags;
+pub mod flags;
 pub mod held;
 pub mod message;
 mod replies;
 pub mod sandboxes;
 
+use std::collections::HashMap;
 use std::io::{self, Read};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use micabox::{Cancel, Sandbox};
-use micabox_image::progress::Silent;
+use micabox::Cancel;
+use micabox_image::progress::{Progress, Silent};
 use micabox_owner::protocol::frame::Pipe;
 use micabox_owner::protocol::{Decoder, Frame, FrameError};
 
 use crate::failure::Failure;
+use crate::progress::Reports;
 use crate::{Outcome, e2b, output, server, settings};
 use commands::Commands;
 use held::Held;
-use message::{Create, Reply, Request};
+use message::{Reply, Request};
 use replies::Replies;
 
 /// Bytes received at a time.
@@ -71,6 +73,7 @@ pub fn execute(args: &Args) -> Outcome {
     );
     let server = Server {
         commands: Commands::new(&replies),
+        creations: Arc::default(),
         held: Held::default(),
         sandboxes,
         replies,
@@ -82,13 +85,10 @@ pub fn execute(args: &Args) -> Outcome {
     Ok(0)
 }
 
-/// Makes a sandbox. Pulls are silent.
-fn made(create: &Create) -> Result<Sandbox, Failure> {
-    sandboxes::create(create, Cancel::default(), Arc::new(Silent))
-}
-
 struct Server {
     commands: Commands,
+    /// Sandboxes that are being made, by the numbers of their requests.
+    creations: Arc<Mutex<HashMap<u32, Cancel>>>,
     held: Held,
     sandboxes: micabox::Sandboxes,
     replies: Arc<Replies>,
@@ -126,11 +126,29 @@ impl Server {
             Request::Command(command) => self.commands.start(number, &command),
             Request::Credit { stream, bytes } => self.commands.credit(number, stream, bytes),
             Request::Signal { signal } => self.commands.signal(number, signal),
-            Request::Create(create) => {
+            Request::Create { create, progress } => {
                 let (held, replies) = (self.held.clone(), Arc::clone(&self.replies));
+                let told: Arc<dyn Progress> = if progress {
+                    let replies = Arc::clone(&self.replies);
+                    Arc::new(Reports::new(move |report| replies.send(number, &report)))
+                } else {
+                    Arc::new(Silent)
+                };
+                let cancel = Cancel::default();
+                let creations = Arc::clone(&self.creations);
+                lock(&creations).insert(number, cancel.clone());
                 self.in_a_thread(number, move || {
-                    held.hold(vec![made(&create)?], number, &replies)
+                    let made = flags::parse(&create)
+                        .and_then(|wanted| sandboxes::create(&wanted, cancel, told));
+                    // From here on it is the client's.
+                    lock(&creations).remove(&number);
+                    held.hold(vec![made?], number, &replies)
                 });
+            }
+            Request::Cancel => {
+                if let Some(cancel) = lock(&self.creations).get(&number) {
+                    cancel.cancel();
+                }
             }
             Request::Fork { sandbox, count } => {
                 let (held, replies) = (self.held.clone(), Arc::clone(&self.replies));
@@ -166,4 +184,8 @@ impl Server {
             self.replies.send(number, &Reply::failed(&failure));
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

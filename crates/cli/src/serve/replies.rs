@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use micabox_owner::protocol::frame::{self, Pipe};
 use micabox_owner::protocol::preamble;
+use serde::Serialize;
 
-use super::message::Reply;
 use crate::output::raw;
 
 /// stdout, a frame at a time. That the client is gone shows at the end of stdin: errors are ignored here.
@@ -21,8 +21,9 @@ impl Replies {
         replies
     }
 
-    /// Sends a message about the request of this number.
-    pub fn send(&self, number: u32, reply: &Reply<'_>) {
+    /// Sends a message about the request of this number: a [`Reply`](super::message::Reply), or a
+    /// [`Report`](crate::progress::Report).
+    pub fn send(&self, number: u32, reply: &impl Serialize) {
         let mut bytes = Vec::new();
         frame::encode(number, reply, &mut bytes);
         self.write(&bytes);

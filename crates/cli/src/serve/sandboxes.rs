@@ -6,8 +6,7 @@ use micabox::builder::FromMemory;
 use micabox::{Builder, Cancel, Sandbox, Sandboxes};
 use micabox_image::progress::Progress;
 
-use super::flags;
-use super::message::Create;
+use super::flags::Wanted;
 use crate::failure::Failure;
 use crate::run::{Begin, Preparation};
 use crate::{copies, log};
@@ -15,11 +14,10 @@ use crate::{copies, log};
 /// Makes a sandbox that runs no command but those of the machine that it is a copy of. `progress` is told
 /// of pulls.
 pub fn create(
-    create: &Create,
+    wanted: &Wanted,
     cancel: Cancel,
     progress: Arc<dyn Progress>,
 ) -> Result<Sandbox, Failure> {
-    let wanted = flags::parse(create)?;
     wanted.sandbox.check()?;
     let prepared = Preparation {
         sandbox: &wanted.sandbox,

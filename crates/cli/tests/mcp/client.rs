@@ -17,12 +17,22 @@ pub struct Client {
 }
 
 impl Client {
+    /// Of a server whose sandboxes may share this machine's kernel, as most tests have them.
     pub fn new(home: &Home) -> Self {
-        Self::of_version(home, "2025-06-18")
+        Self::allowed(home, &["--allow-host-backend"])
+    }
+
+    /// Of a server that was started with these flags.
+    pub fn allowed(home: &Home, flags: &[&str]) -> Self {
+        Self::begin(home, flags, "2025-06-18")
     }
 
     pub fn of_version(home: &Home, version: &str) -> Self {
-        let mut process = home.mica(&["mcp"]);
+        Self::begin(home, &[], version)
+    }
+
+    fn begin(home: &Home, flags: &[&str], version: &str) -> Self {
+        let mut process = home.mica(&[&["mcp"], flags].concat());
         let process = process.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = process.spawn().unwrap();
         let (stdin, stdout) = (process.stdin.take(), process.stdout.take().unwrap());

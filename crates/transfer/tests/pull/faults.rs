@@ -442,6 +442,33 @@ fn a_registry_that_accepts_and_says_nothing_is_left() {
 }
 
 #[test]
+fn a_pull_is_cancelled_while_its_registry_says_nothing() {
+    let registry = Registry::with(&TestImage::small());
+    registry.rule(|_| {
+        let mut silent = Reply::new(200, "");
+        silent.length = Some(10);
+        silent.end = End::Stall;
+        Some(silent)
+    });
+    let puller = Puller::new().edit_settings(|settings| {
+        settings.transfer.idle_timeout = Duration::from_secs(600);
+    });
+    let cancellation = puller.options.cancellation.clone();
+    let canceller = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        cancellation.cancel();
+    });
+    let begun = std::time::Instant::now();
+    // The second one begins when it is cancelled already.
+    for _ in 0..2 {
+        let error = puller.try_pull(&registry.reference("x:1")).unwrap_err();
+        assert!(matches!(error, PullError::Cancelled { .. }), "{error}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60));
+    canceller.join().unwrap();
+}
+
+#[test]
 fn a_missing_blob_is_named() {
     let image = TestImage::small();
     let registry = Registry::with(&image);

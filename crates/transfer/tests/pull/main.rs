@@ -22,7 +22,7 @@ use std::time::Duration;
 use micabox_image::progress::{Event, LayerState};
 use micabox_image::store::Image;
 use micabox_image::{Platform, Progress, Reference, Store};
-use micabox_transfer::{Credentials, PullError, PullOptions, pull_blocking};
+use micabox_transfer::{Cancellation, Credentials, PullError, PullOptions, pull_blocking};
 use micabox_transfer::{PullPolicy, Settings};
 
 use image::TestImage;
@@ -90,6 +90,7 @@ impl Puller {
                 platform: None,
                 settings: Arc::new(settings),
                 credentials: Credentials::none(),
+                cancellation: Cancellation::default(),
             },
             progress: Arc::default(),
         }

@@ -110,19 +110,18 @@ class AsyncCommands:
         command = await self._core.start(
             cmd, envs=envs, user=user, cwd=cwd, stdin=input is not None
         )
-        collector = Collector(self._core, command, limit)
+        collector = Collector(command, limit)
         collecting = spawn(collector.collect())
         feeding = None if input is None else spawn(command.feed(input))
-        is_over = False
         try:
             await asyncio.wait([collecting], timeout=timeout or None)
-            is_over = collecting.done() and await collecting
+            if collecting.done():
+                await collecting
         finally:
             collecting.cancel()
             if feeding:
                 feeding.cancel()
-            if not is_over:
-                await asyncio.shield(spawn(collector.kill()))
+            # Kills its process group, if it runs.
             command.close()
         return collector.capture
 
@@ -130,9 +129,9 @@ class AsyncCommands:
         """All processes in the sandbox."""
         return await self._core.list()
 
-    async def kill(self, pid: int, group: bool = False) -> bool:
-        """Kills a process, with `group` all of its process group; False if there is none."""
-        return await self._core.kill(pid, group)
+    async def kill(self, pid: int) -> bool:
+        """Kills a process, a command with its process group; False if there is none."""
+        return await self._core.kill(pid)
 
     async def send_stdin(self, pid: int, data: str | bytes) -> None:
         """Writes to the stdin of a command that was started here and has a handle."""

@@ -15,6 +15,7 @@ from micabox.core import sandbox as core
 from micabox.core.sandbox import sandboxes
 from micabox.io.tasks import TaskIo
 from micabox.model.options import Options, of_arguments
+from micabox.model.progress import OnProgress
 from micabox.model.sandbox import Change, SandboxInfo, SnapshotInfo, Stats
 
 if TYPE_CHECKING:
@@ -42,14 +43,17 @@ class AsyncSandbox:
         timeout: float | None = None,
         envs: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
         **options: Unpack[Options],
     ) -> Self:
         """Makes a sandbox from an image, which is pulled if it isn't here.
 
-        It ends after `timeout` seconds, if given. All options of `mica run` can be given by name.
+        It ends after `timeout` seconds, if given. `on_progress` is told how far the pull is. All options of
+        `mica run` can be given by name.
         """
         given = of_arguments(options, timeout=timeout, envs=envs, metadata=metadata)
-        return cls(await core.Sandbox.create(TaskIo(), image, given))
+        made = core.Sandbox.create(TaskIo(), image, given, on_progress)
+        return cls(await made)
 
     @classmethod
     async def connect(cls, sandbox_id: str, timeout: float | None = None) -> Self:

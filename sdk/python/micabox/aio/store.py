@@ -9,6 +9,7 @@ from micabox.core import store
 from micabox.core.files import pieces_of
 from micabox.core.store import Line
 from micabox.io.tasks import TaskIo
+from micabox.model.progress import OnProgress
 from micabox.model.sandbox import ImageInfo, SnapshotInfo, VolumeInfo
 
 
@@ -23,10 +24,15 @@ class AsyncImages:
         return await self._core.list()
 
     async def pull(
-        self, image: str, platform: str | None = None, on_notice: Line | None = None
+        self,
+        image: str,
+        platform: str | None = None,
+        on_notice: Line | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
-        """Fetches an image from its registry. `on_notice` gets lines about it, such as retries."""
-        await self._core.pull(image, platform, on_notice)
+        """Fetches an image from its registry. `on_notice` gets lines about it, such as retries;
+        `on_progress` how far it is, at most some ten times a second. Both may be coroutine functions."""
+        await self._core.pull(image, platform, on_notice, on_progress)
 
     async def push(
         self, image: str, destination: str | None = None, on_notice: Line | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from micabox.aio.background import spawn
-from micabox.core.handle import tell
+from micabox.core.callback import tell
 from micabox.core.watch import Watch
 from micabox.errors import SandboxException
 from micabox.model.files import FilesystemEvent

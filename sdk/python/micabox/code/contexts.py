@@ -11,8 +11,8 @@ from importlib import resources
 from typing import Any
 
 from micabox.code.model import Execution, ExecutionError, OutputMessage, Result
+from micabox.core.callback import tell
 from micabox.core.commands import Commands
-from micabox.core.handle import tell
 from micabox.core.process import Process
 from micabox.errors import GuestException, TimeoutException
 from micabox.io import Io

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 
-from micabox.core.commands import Commands
 from micabox.core.exec import exit_code
 from micabox.core.handle import Command
-from micabox.errors import SandboxException
 from micabox.model.command import Capture
+from micabox.protocol.command import Output
 from micabox.protocol.frames import STDOUT
 
 DEFAULT_LIMIT = 16 << 20
@@ -17,10 +16,8 @@ DEFAULT_LIMIT = 16 << 20
 class Collector:
     """Takes a command's output to its end, and keeps the first bytes of each stream."""
 
-    def __init__(self, commands: Commands, command: Command, limit: int) -> None:
-        self._commands = commands
+    def __init__(self, command: Command, limit: int) -> None:
         self._process = command.process
-        self._pid = command.pid
         self._room = [limit, limit]
         self.capture = Capture()
 
@@ -31,20 +28,18 @@ class Collector:
             output = await self._process.output(left)
             if output is None:
                 break
-            stream = 0 if output.stream == STDOUT else 1
-            kept = output.data[: self._room[stream]]
-            self._room[stream] -= len(kept)
-            self.capture.truncated |= len(kept) < len(output.data)
-            if kept:
-                self.capture.pieces.append((stream, kept))
+            self._keep(output)
         if self._process.exited is None:
+            while output := self._process.received():
+                self._keep(output)
             return False
         self.capture.exit_code = exit_code(self._process.exited)
         return True
 
-    async def kill(self) -> None:
-        """Kills the command, and what it has left in its process group."""
-        try:
-            await self._commands.kill(self._pid, group=True)
-        except SandboxException:
-            pass  # the sandbox has ended, and they with it
+    def _keep(self, output: Output) -> None:
+        stream = 0 if output.stream == STDOUT else 1
+        kept = output.data[: self._room[stream]]
+        self._room[stream] -= len(kept)
+        self.capture.truncated |= len(kept) < len(output.data)
+        if kept:
+            self.capture.pieces.append((stream, kept))

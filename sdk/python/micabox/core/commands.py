@@ -96,30 +96,26 @@ class Commands:
         lines = said.decode(errors="replace").splitlines()[1:]
         return [_process(line) for line in lines]
 
-    async def kill(self, pid: int, group: bool = False) -> bool:
-        """Kills a process, and what it has started if it is a command; False if there is none. With
-        `group`, all of its process group, also if the process itself has ended.
-        """
+    async def kill(self, pid: int) -> bool:
+        """Kills a process, and what it has started if it is a command; False if there is none."""
         command = self._started.get(pid)
         if command is not None and not command.is_left:
-            is_killed = await command.kill()
-            if not group:
-                return is_killed
-        if group:
-            return await self._kill(f"-{int(pid)}")
+            return await command.kill()
         try:
             other = await self.connect(pid)
         except NotFoundException:
-            return await self._kill(f"{int(pid)}")
+            return await self._kill(int(pid))
         # One of an owner's commands, with what it has started.
         try:
             return await other.kill()
         finally:
             other.disconnect()
 
-    async def _kill(self, target: str) -> bool:
+    async def _kill(self, pid: int) -> bool:
+        if pid <= 0:
+            return False  # for kill(2), many processes
         try:
-            killer = await self.start(f"kill -9 {target}", user="0", cwd="/", timeout=60)
+            killer = await self.start(f"kill -9 {pid}", user="0", cwd="/", timeout=60)
             await killer.wait()
         except (CommandExitException, CommandStartException):
             return False

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import inspect
 import time
 from collections.abc import Callable
 from typing import Any
 
+from micabox.core.callback import tell
 from micabox.core.exec import exit_code
 from micabox.core.process import Process
 from micabox.errors import InUseException, TimeoutException
@@ -18,14 +18,6 @@ Text = Callable[[str], Any]
 Bytes = Callable[[bytes], Any]
 Piece = tuple[str | None, str | None, bytes | None]
 """Stdout, stderr, or a terminal's output."""
-
-
-async def tell(callback: Callable[[Any], Any] | None, value: Any) -> None:
-    """Calls a callback, which may be a coroutine function in a program of asyncio."""
-    if callback is not None:
-        done = callback(value)
-        if inspect.isawaitable(done):
-            await done
 
 
 class Command:
@@ -125,10 +117,11 @@ class Command:
         """Ends its stdin."""
         await self.process.close_stdin()
 
-    async def feed(self, data: bytes) -> None:
-        """Writes all of its stdin, and ends it."""
-        await self.process.write(data)
-        await self.process.close_stdin()
+    async def feed(self, data: bytes, deadline: float | None = None) -> None:
+        """Writes all of its stdin, and ends it; gives up at the deadline."""
+        # The end after a part of it would be another stdin.
+        if await self.process.write(data, deadline):
+            await self.process.close_stdin()
 
     def disconnect(self) -> None:
         """Lets it continue without this client, which hears no more of it. Its stdin stays open."""

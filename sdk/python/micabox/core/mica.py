@@ -7,22 +7,37 @@ from collections.abc import AsyncIterable, Callable
 from typing import Any
 
 from micabox.core import owner
+from micabox.core.callback import tell
 from micabox.core.process import Process
 from micabox.errors import SandboxException, of_failed
 from micabox.io import Io
-from micabox.protocol.frames import STDERR
+from micabox.protocol.frames import STDERR, encode
+
+# Ends a command, if it runs.
+_END = {"type": "signal", "signal": 15}
 
 
-async def ask(io: Io, message: dict[str, Any], answer: str) -> dict[str, Any]:
-    """Makes a request that has one answer."""
+async def ask(
+    io: Io, message: dict[str, Any], answer: str, hear: owner.Hear | None = None
+) -> dict[str, Any]:
+    """Makes a request that has one answer; `hear` gets the messages before it."""
     channel = await io.server()
+    is_telling = False
+
+    async def tell_hearer(said: dict[str, Any]) -> None:
+        nonlocal is_telling
+        is_telling = True
+        await tell(hear, said)
+        is_telling = False
+
     try:
-        said = await owner.ask(channel, message, answer)
-    except SandboxException:
-        channel.close()
-        raise
-    except BaseException:
-        channel.undo()
+        said = await owner.ask(channel, message, answer, tell_hearer)
+    except BaseException as error:
+        # The caller has given up; otherwise the request has failed.
+        if is_telling or not isinstance(error, SandboxException):
+            channel.undo()
+        else:
+            channel.close()
         raise
     channel.close()
     return said
@@ -37,11 +52,15 @@ async def command(
 ) -> bytes:
     """Runs a command of mica; returns what it wrote to stdout.
 
-    `on_stdout` gets it instead; `on_stderr` gets the lines for people.
+    `on_stdout` gets it instead; `on_stderr` gets the lines of stderr.
     """
     channel = await io.server()
     message = {"type": "command", "args": list(args), "stdin": stdin is not None}
-    process = await Process.start(io, channel, message)
+    try:
+        process = await Process.start(io, channel, message)
+    except BaseException:
+        channel.send_last(encode(channel.number, _END))
+        raise
     outputs, errors = bytearray(), bytearray()
     try:
         if stdin is not None:
@@ -56,14 +75,13 @@ async def command(
                 else:
                     outputs += output.data
                 continue
-            begun = errors.rfind(b"\n") + 1
             errors += output.data
             if on_stderr:
-                *lines, _ = errors[begun:].split(b"\n")
+                *lines, errors = errors.split(b"\n")
                 for line in lines:
-                    on_stderr(line.decode(errors="replace"))
+                    await tell(on_stderr, line.decode(errors="replace"))
     except BaseException:
-        process.leave({"type": "signal", "signal": 15})
+        process.leave(_END)
         raise
     finally:
         process.close()

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from micabox.core.callback import tell
 from micabox.errors import ProtocolException, of_failed
 from micabox.io import Channel, Io
 from micabox.protocol.frames import encode
 
+Hear = Callable[[dict[str, Any]], Any]
 
-async def ask(channel: Channel, message: dict[str, Any], answer: str) -> dict[str, Any]:
-    """Makes a request, and waits for the answer of this type; the channel stays open."""
+
+async def ask(
+    channel: Channel, message: dict[str, Any], answer: str, hear: Hear | None = None
+) -> dict[str, Any]:
+    """Makes a request, and waits for the answer of this type; the channel stays open.
+
+    `hear` gets the messages before it.
+    """
     await channel.send(encode(channel.number, message))
     while True:
         for frame in await channel.receive():
@@ -21,6 +30,7 @@ async def ask(channel: Channel, message: dict[str, Any], answer: str) -> dict[st
                 raise of_failed(said)
             if said.get("type") == answer:
                 return said
+            await tell(hear, said)
 
 
 class Owner:

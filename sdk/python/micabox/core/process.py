@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from micabox.errors import DisconnectedException, ProtocolException
@@ -112,8 +113,15 @@ class Process:
             if is_over or not await self._advance(seen, timeout):
                 return None
 
-    async def write(self, data: bytes | memoryview) -> bool:
-        """Writes to stdin as the command reads it; False if it reads no more.
+    def received(self) -> Output | None:
+        """The next bytes of stdout or stderr that have come already, for a command that is given up."""
+        with self._guard:
+            output, _ = self._state.take()
+        return output
+
+    async def write(self, data: bytes | memoryview, deadline: float | None = None) -> bool:
+        """Writes to stdin as the command reads it; False if it reads no more, or has not read all of it at
+        the deadline (of time.monotonic).
 
         Output that comes meanwhile is kept, so that a command that writes while it reads goes on.
         """
@@ -129,7 +137,10 @@ class Process:
                 if not await self._answer(frames):
                     return False
                 if left and not count:
-                    await self._advance(seen)
+                    rest = None if deadline is None else deadline - time.monotonic()
+                    if rest is not None and rest <= 0:
+                        return False
+                    await self._advance(seen, rest)
                     with self._guard:
                         credit = self._state.hold()
                     await self._answer(credit)

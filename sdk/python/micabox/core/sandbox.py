@@ -10,16 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from micabox.core import mica
+from micabox.core.callback import tell
 from micabox.core.commands import Commands
 from micabox.core.exec import Defaults
 from micabox.core.files import Files
-from micabox.core.owner import Owner
+from micabox.core.owner import Hear, Owner
 from micabox.errors import (
     NotFoundException,
     SandboxNotFoundException,
     SandboxNotRunningException,
 )
 from micabox.io import Io
+from micabox.model.progress import OnProgress, PullProgress
 from micabox.model.sandbox import Change, OptionValue, SandboxInfo, SnapshotInfo, Stats
 
 _KINDS = {"A": "added", "C": "changed", "D": "deleted"}
@@ -49,20 +51,35 @@ class Sandbox:
         return self._maker == os.getpid()
 
     @classmethod
-    async def create(cls, io: Io, image: str | None, options: Mapping[str, OptionValue]) -> Sandbox:
+    async def create(
+        cls,
+        io: Io,
+        image: str | None,
+        options: Mapping[str, OptionValue],
+        on_progress: OnProgress | None = None,
+    ) -> Sandbox:
         """Makes a sandbox, which ends with this process."""
+
+        async def hear(message: dict[str, Any]) -> None:
+            if progress := PullProgress.of(message):
+                await tell(on_progress, progress)
+
         given = {
             name.replace("_", "-"): value for name, value in options.items() if value is not None
         }
         request: dict[str, Any] = {"type": "create", "options": given}
         if image is not None:
             request["image"] = image
-        (made,) = await cls._make(io, request)
+        if on_progress:
+            request["progress"] = True
+        (made,) = await cls._make(io, request, hear)
         return made
 
     @classmethod
-    async def _make(cls, io: Io, request: dict[str, Any]) -> list[Sandbox]:
-        said = await mica.ask(io, request, "sandboxes")
+    async def _make(
+        cls, io: Io, request: dict[str, Any], hear: Hear | None = None
+    ) -> list[Sandbox]:
+        said = await mica.ask(io, request, "sandboxes", hear)
         made = [dict[str, Any](one) for one in said["sandboxes"]]
         return [cls(io, str(one["directory"]), dict[str, Any](one["record"]), True) for one in made]
 

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import builtins
+import json
 from collections.abc import AsyncIterable, Callable
-from typing import Any
+from typing import Any, cast
 
 from micabox.core import mica
+from micabox.core.callback import tell
 from micabox.io import Io
+from micabox.model.progress import OnProgress, PullProgress
 from micabox.model.sandbox import ImageInfo, SnapshotInfo, VolumeInfo
 
 Line = Callable[[str], Any]
+
+
+def _teller(on_notice: Line | None, on_progress: OnProgress) -> Line:
+    """Takes the lines of `--progress=json`."""
+
+    async def take(line: str) -> None:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            await tell(on_notice, line)  # for people, of a pull that fails
+            return
+        message = cast("dict[str, Any]", said)
+        if progress := PullProgress.of(message):
+            await tell(on_progress, progress)
+        elif message.get("type") == "notice":
+            await tell(on_notice, str(message.get("message")))
+
+    return take
 
 
 class Images:
@@ -23,10 +46,20 @@ class Images:
         """All images of the store."""
         return [ImageInfo.of(image) for image in await mica.look(self._io, "images")]
 
-    async def pull(self, image: str, platform: str | None, on_notice: Line | None) -> None:
+    async def pull(
+        self,
+        image: str,
+        platform: str | None,
+        on_notice: Line | None,
+        on_progress: OnProgress | None,
+    ) -> None:
         """Fetches an image from its registry."""
         flags = ["--platform", platform] if platform else []
-        await mica.command(self._io, "pull", *flags, "--", image, on_stderr=on_notice)
+        on_line = on_notice
+        if on_progress:
+            flags.append("--progress=json")
+            on_line = _teller(on_notice, on_progress)
+        await mica.command(self._io, "pull", *flags, "--", image, on_stderr=on_line)
 
     async def push(self, image: str, destination: str | None, on_notice: Line | None) -> None:
         """Sends an image to a registry."""

@@ -140,7 +140,7 @@ class ServerChannel:
     def undo(self) -> None:
         self._server.undo(self.number)
         while not self._frames.empty():
-            self._server.undone(self.number, self._frames.get())
+            self._server.undone(self.number, self._frames.get() or [])
 
     def close(self) -> None:
         self._server.close(self.number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 from micabox import server
 from micabox.errors import DisconnectedException
@@ -60,15 +61,18 @@ class ServerChannel:
     """A request to `mica serve`."""
 
     def __init__(self, process: server.Server) -> None:
-        self._frames: asyncio.Queue[list[Frame] | None] = asyncio.Queue()
+        # Filled by another thread.
+        self._frames: deque[list[Frame] | None] = deque()
+        self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._server = process
         self.number = process.open(self._put)
         self.home = process.home
 
     def _put(self, frames: list[Frame] | None) -> None:
+        self._frames.append(frames)
         try:
-            self._loop.call_soon_threadsafe(self._frames.put_nowait, frames)
+            self._loop.call_soon_threadsafe(self._changed.set)
         except RuntimeError:
             pass  # the event loop was closed, with the task that waits
 
@@ -76,26 +80,33 @@ class ServerChannel:
         self._server.send(data)
 
     async def receive(self, timeout: float | None = None) -> list[Frame]:
-        try:
-            frames = await asyncio.wait_for(self._frames.get(), timeout)
-        except asyncio.TimeoutError:
-            return []
+        while not self._frames:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout)
+            except asyncio.TimeoutError:
+                return []
+        frames = self._frames.popleft()
         if frames is None:
             raise server.ended()
         return frames
 
     def send_last(self, data: bytes) -> None:
         self._server.send_last(self.number, data)
-        self._frames.put_nowait(None)
+        self._end()
 
     def undo(self) -> None:
         self._server.undo(self.number)
-        while not self._frames.empty():
-            self._server.undone(self.number, self._frames.get_nowait())
+        while self._frames:
+            self._server.undone(self.number, self._frames.popleft() or [])
 
     def close(self) -> None:
         self._server.close(self.number)
-        self._frames.put_nowait(None)
+        self._end()
+
+    def _end(self) -> None:
+        self._frames.append(None)
+        self._changed.set()
 
 
 class TaskIo:

@@ -102,21 +102,19 @@ class Commands:
     ) -> Capture:
         """Runs a command as `run` does, and keeps its output as bytes, `limit` of each stream.
 
-        `input` is written to its stdin first. After `timeout` seconds it is killed with the processes that it has left in the background.
-        Another exit code than 0 raises nothing.
+        `input` is written to its stdin. After `timeout` seconds it is killed with the processes that it has
+        left in the background. Another exit code than 0 raises nothing.
         """
         start = self._core.start(cmd, envs=envs, user=user, cwd=cwd, stdin=input is not None)
         command = complete(start)
-        collector = Collector(self._core, command, limit)
+        deadline = time.monotonic() + timeout if timeout else None
+        collector = Collector(command, limit)
         try:
             if input is not None:
-                complete(command.feed(input))
-            if not complete(collector.collect(time.monotonic() + timeout if timeout else None)):
-                complete(collector.kill())
-        except BaseException:
-            complete(collector.kill())
-            raise
+                complete(command.feed(input, deadline))
+            complete(collector.collect(deadline))
         finally:
+            # Kills its process group, if it runs.
             command.close()
         return collector.capture
 
@@ -124,9 +122,9 @@ class Commands:
         """All processes in the sandbox."""
         return complete(self._core.list())
 
-    def kill(self, pid: int, group: bool = False) -> bool:
-        """Kills a process, with `group` all of its process group; False if there is none."""
-        return complete(self._core.kill(pid, group))
+    def kill(self, pid: int) -> bool:
+        """Kills a process, a command with its process group; False if there is none."""
+        return complete(self._core.kill(pid))
 
     def send_stdin(self, pid: int, data: str | bytes) -> None:
         """Writes to the stdin of a command that was started here and has a handle."""

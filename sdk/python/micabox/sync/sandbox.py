@@ -12,6 +12,7 @@ from micabox.core import sandbox as core
 from micabox.core.sandbox import sandboxes
 from micabox.io.blocking import BlockingIo, complete
 from micabox.model.options import Options, of_arguments
+from micabox.model.progress import OnProgress
 from micabox.model.sandbox import Change, SandboxInfo, SnapshotInfo, Stats
 from micabox.sync.commands import Commands
 from micabox.sync.files import Filesystem
@@ -41,14 +42,17 @@ class Sandbox:
         timeout: float | None = None,
         envs: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
         **options: Unpack[Options],
     ) -> Self:
         """Makes a sandbox from an image, which is pulled if it isn't here.
 
-        It ends after `timeout` seconds, if given. All options of `mica run` can be given by name.
+        It ends after `timeout` seconds, if given. `on_progress` is told how far the pull is. All options of
+        `mica run` can be given by name.
         """
         given = of_arguments(options, timeout=timeout, envs=envs, metadata=metadata)
-        return cls(complete(core.Sandbox.create(BlockingIo(), image, given)))
+        made = core.Sandbox.create(BlockingIo(), image, given, on_progress)
+        return cls(complete(made))
 
     @classmethod
     def connect(cls, sandbox_id: str, timeout: float | None = None) -> Self:

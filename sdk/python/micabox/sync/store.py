@@ -9,6 +9,7 @@ from micabox.core import store
 from micabox.core.files import pieces_of
 from micabox.core.store import Line
 from micabox.io.blocking import BlockingIo, complete
+from micabox.model.progress import OnProgress
 from micabox.model.sandbox import ImageInfo, SnapshotInfo, VolumeInfo
 
 
@@ -22,9 +23,16 @@ class Images:
         """All images."""
         return complete(self._core.list())
 
-    def pull(self, image: str, platform: str | None = None, on_notice: Line | None = None) -> None:
-        """Fetches an image from its registry. `on_notice` gets lines about it, such as retries."""
-        complete(self._core.pull(image, platform, on_notice))
+    def pull(
+        self,
+        image: str,
+        platform: str | None = None,
+        on_notice: Line | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        """Fetches an image from its registry. `on_notice` gets lines about it, such as retries;
+        `on_progress` how far it is, at most some ten times a second."""
+        complete(self._core.pull(image, platform, on_notice, on_progress))
 
     def push(
         self, image: str, destination: str | None = None, on_notice: Line | None = None

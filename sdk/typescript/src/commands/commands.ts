@@ -1,7 +1,7 @@
 /** Commands in a sandbox. */
 
 import { CancelledError, CommandStartError, NotFoundError, ProtocolError } from "../errors.js";
-import { feed, pieces, type Data } from "../data.js";
+import { feed, type Data } from "../data.js";
 import type { Owner } from "../owner.js";
 import type { Defaults, ExecOptions } from "./exec.js";
 import { CommandExitError, CommandHandle, type CommandResult, type HandleOptions } from "./handle.js";
@@ -129,8 +129,7 @@ export class Commands {
 
   /** Writes to the stdin of a command that was started here with `stdin: true`. */
   async sendStdin(pid: number, data: Data): Promise<void> {
-    const { stdin } = this.#started(pid).process;
-    for await (const piece of pieces(data)) await stdin.write(piece);
+    await this.#started(pid).write(data);
   }
 
   /** Ends its stdin. */

@@ -1,7 +1,7 @@
 /** A command that was started here, and its result. */
 
 import { CancelledError, DisconnectedError, NotFoundError, SandboxError, TimeoutError } from "../errors.js";
-import { pieces, type Data } from "../data.js";
+import type { Data } from "../data.js";
 import type { Output } from "../protocol/call.js";
 import type { Running } from "./running.js";
 import { Subscription } from "./subscription.js";
@@ -127,7 +127,7 @@ export class CommandHandle implements AsyncIterable<Output> {
   /** Writes to its stdin, which was asked for with `stdin: true`. */
   async sendStdin(data: Data): Promise<void> {
     if (this.#running.exit !== undefined) throw new NotFoundError("the command has ended", { kind: "not_found" });
-    for await (const piece of pieces(data)) await this.#running.process.stdin.write(piece);
+    await this.#running.write(data);
   }
 
   /** Ends its stdin. */

@@ -26,9 +26,12 @@ export class Process {
   readonly #socket: Socket;
   readonly #timeout: number;
   readonly #started = performance.now();
+  /** Whether another client has its stdin, if it was attached to. */
+  readonly isStdinTaken: boolean;
 
-  private constructor(pid: number, call: Call, connection: Connection, socket: Socket, timeout: number) {
+  private constructor(pid: number, call: Call, connection: Connection, socket: Socket, timeout: number, isStdinTaken: boolean) {
     this.pid = pid;
+    this.isStdinTaken = isStdinTaken;
     this.#call = call;
     this.#connection = connection;
     this.#socket = socket;
@@ -42,7 +45,7 @@ export class Process {
       const call = connection.call({ type: "exec", stdout: "frames", stderr: "frames", ...exec });
       const { pid } = await call.answer("started");
       const { timeout } = exec as { timeout?: number };
-      return new Process(Number(pid), call, connection, socket, timeout ?? 0);
+      return new Process(Number(pid), call, connection, socket, timeout ?? 0, false);
     } catch (error) {
       connection.close();
       throw error;
@@ -54,8 +57,8 @@ export class Process {
     const { connection, socket } = await connectOwner(owner);
     try {
       const call = connection.call({ type: "attach", pid, stdin: "frames", stdout: "frames", stderr: "frames" });
-      await call.answer("attached");
-      return new Process(pid, call, connection, socket, 0);
+      const { stdin } = await call.answer("attached");
+      return new Process(pid, call, connection, socket, 0, stdin !== true);
     } catch (error) {
       connection.close();
       throw error;

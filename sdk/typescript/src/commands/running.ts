@@ -1,5 +1,7 @@
 /** A command whose output goes to all that have subscribed to it. */
 
+import { pieces, type Data } from "../data.js";
+import { InUseError } from "../errors.js";
 import type { Output } from "../protocol/call.js";
 import type { Exit, Process } from "./process.js";
 
@@ -46,6 +48,18 @@ export class Running {
   unsubscribe(sink: Sink): void {
     this.#sinks.delete(sink);
     if (this.#sinks.size === 0) this.process.keepsAlive(false);
+  }
+
+  /**
+   * Writes to its stdin.
+   *
+   * @throws InUseError if another client has it
+   */
+  async write(data: Data): Promise<void> {
+    if (this.process.isStdinTaken) {
+      throw new InUseError("another client has the command's stdin, or it has none", { kind: "in_use" });
+    }
+    for await (const piece of pieces(data)) await this.process.stdin.write(piece);
   }
 
   async kill(): Promise<boolean> {

@@ -20,6 +20,11 @@ export interface WriteEntry {
   data: Data;
 }
 
+export interface WriteOptions extends FilesystemOptions {
+  /** Gives up; a part of the data may be there. */
+  signal?: AbortSignal;
+}
+
 export interface WatchOptions extends FilesystemOptions {
   /** Also what is below directories in it. */
   recursive?: boolean;
@@ -66,23 +71,23 @@ export class Filesystem {
   }
 
   /** Writes a file, or several, with the directories that are missing. What was there is replaced. */
-  write(path: string, data: Data, opts?: FilesystemOptions): Promise<WriteInfo>;
-  write(files: WriteEntry[], opts?: FilesystemOptions): Promise<WriteInfo[]>;
+  write(path: string, data: Data, opts?: WriteOptions): Promise<WriteInfo>;
+  write(files: WriteEntry[], opts?: WriteOptions): Promise<WriteInfo[]>;
   async write(
     where: string | WriteEntry[],
-    what?: Data | FilesystemOptions,
-    opts: FilesystemOptions = {},
+    what?: Data | WriteOptions,
+    opts: WriteOptions = {},
   ): Promise<WriteInfo | WriteInfo[]> {
     if (typeof where === "string") return this.#write(where, what as Data, opts);
     const written: WriteInfo[] = [];
-    for (const { path, data } of where) written.push(await this.#write(path, data, (what ?? {}) as FilesystemOptions));
+    for (const { path, data } of where) written.push(await this.#write(path, data, (what ?? {}) as WriteOptions));
     return written;
   }
 
-  async #write(path: string, data: Data, { user }: FilesystemOptions): Promise<WriteInfo> {
+  async #write(path: string, data: Data, { user, signal }: WriteOptions): Promise<WriteInfo> {
     const fields = { existing: "truncate", mode: 0o644, parents: true };
     const operation = await this.#start("write", path, fields, user, { stdin: true });
-    await operation.write(data);
+    await operation.write(data, signal);
     return writeInfo(this.#defaults.path(path));
   }
 

@@ -2,7 +2,7 @@
 
 import { Process } from "../commands/process.js";
 import { feed, type Data } from "../data.js";
-import { CommandStartError, errorOfFile, ProtocolError } from "../errors.js";
+import { CancelledError, CommandStartError, errorOfFile, ProtocolError } from "../errors.js";
 import type { Owner } from "../owner.js";
 import { textString } from "../protocol/text.js";
 import { ReplyDecoder, type Reply } from "./replies.js";
@@ -89,16 +89,24 @@ export class Operation {
   }
 
   /** Writes all of the data, and waits for the end. If its source fails, half of it is there. */
-  async write(data: Data): Promise<void> {
+  async write(data: Data, signal?: AbortSignal): Promise<void> {
     let failed: { error: unknown } | undefined;
-    feed(data, this.#process.stdin).catch((error: unknown) => {
-      failed = { error };
+    const fail = (error: unknown): void => {
+      failed ??= { error };
       this.cancel();
-    });
+    };
+    const abort = (): void => {
+      fail(new CancelledError(`writing \`${this.#purpose.path}\` was cancelled`, { kind: "cancelled", cause: signal?.reason }));
+    };
+    signal?.addEventListener("abort", abort);
+    if (signal?.aborted) abort();
+    else feed(data, this.#process.stdin).catch(fail);
     try {
       await this.done();
     } catch (error) {
-      throw failed === undefined ? error : failed.error;
+      throw failed === undefined ? error : (failed as { error: unknown }).error;
+    } finally {
+      signal?.removeEventListener("abort", abort);
     }
   }
 

@@ -28,6 +28,8 @@ export class Call {
   readonly #outputs = new Queue<Output>();
   /** Bytes of each output that the other side may still send. */
   readonly #open: { stdout: number; stderr: number };
+  /** Takes messages that are no answers. */
+  #hear: ((message: Message) => void) | undefined;
   #isOver = false;
 
   constructor(number: number, window: number, line: Line) {
@@ -53,6 +55,10 @@ export class Call {
       case "started":
         this.stdin.grant(Number(message["window"]));
         break;
+      case "progress":
+      case "notice":
+        this.#hear?.(message);
+        return;
       case "exited":
       case "failed":
         this.over();
@@ -70,6 +76,11 @@ export class Call {
     this.#open[stream] -= data.length;
     if (this.#open[stream] < 0) throw new ProtocolError(`more of ${stream} than was granted`);
     if (data.length > 0) this.#outputs.push({ stream, data });
+  }
+
+  /** Calls this with messages about how far the request is. */
+  onProgress(hear: (message: Message) => void): void {
+    this.#hear = hear;
   }
 
   /** The next message about the request, which must be of this type. */

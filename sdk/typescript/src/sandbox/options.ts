@@ -1,6 +1,7 @@
 /** What a sandbox is made of. */
 
 import { InvalidArgumentError } from "../errors.js";
+import type { OnProgress } from "../store/progress.js";
 
 /** `true` for a flag, a list for an option that may be repeated, an object for names and values. */
 export type OptionValue = boolean | string | number | readonly string[] | Readonly<Record<string, string>> | undefined;
@@ -37,15 +38,24 @@ export interface SandboxOptions {
   snapshot?: string;
   /** `auto`, `kvm`, `qemu` or `host`. */
   backend?: string;
-  [option: string]: OptionValue;
+  /** Called with how far the pull of an image is that is not here. */
+  onProgress?: OnProgress;
+  /** Gives up, at any time: nothing is left then. */
+  signal?: AbortSignal;
+  [option: string]: OptionValue | OnProgress | AbortSignal;
 }
 
 /** The options of a request `create`. */
 export function requestOptions(opts: SandboxOptions): Record<string, OptionValue> {
-  const { envs, metadata, timeoutMs, idleTimeoutMs, allowInternetAccess, volumeMounts, snapshot, rm = true, ...others } = opts;
+  const { envs, metadata, timeoutMs, idleTimeoutMs, allowInternetAccess, volumeMounts, snapshot, rm = true, ...more } = opts;
+  const { onProgress: _told, signal: _signal, ...others } = more;
   const options: Record<string, OptionValue> = { rm };
   for (const [name, value] of Object.entries(others)) {
-    if (value !== undefined) options[name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)] = value;
+    if (value === undefined) continue;
+    if (typeof value === "function" || value instanceof AbortSignal) {
+      throw new InvalidArgumentError(`an option \`${name}\` has another type`, { kind: "invalid" });
+    }
+    options[name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)] = value;
   }
   if (snapshot !== undefined) options["from"] = snapshot;
   if (envs !== undefined) options["env"] = envs;

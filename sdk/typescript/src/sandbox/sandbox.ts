@@ -15,16 +15,12 @@ import { snapshots, type SnapshotInfo } from "../store/snapshots.js";
 import { find, SandboxPaginator, type SandboxListOptions } from "./find.js";
 import { change, madeAt, sandboxInfo, sandboxStats } from "./info.js";
 import type { Change, ListedChange, SandboxInfo, SandboxStats } from "./info.js";
+import { make, type Made } from "./make.js";
 import { requestOptions, type SandboxOptions } from "./options.js";
 import { publishedAt, type SandboxRecord } from "./record.js";
 
 /** Milliseconds between the stop signal and SIGKILL, as for `mica stop`. */
 const GRACE = 10_000;
-
-interface Made {
-  directory: string;
-  record: SandboxRecord;
-}
 
 export class Sandbox implements AsyncDisposable {
   readonly sandboxId: string;
@@ -55,8 +51,11 @@ export class Sandbox implements AsyncDisposable {
   static create(opts: SandboxOptions): Promise<Sandbox>;
   static async create(from: string | SandboxOptions, opts: SandboxOptions = {}): Promise<Sandbox> {
     const image = typeof from === "string" ? from : undefined;
-    const options = requestOptions(typeof from === "string" ? opts : from);
-    const [made] = await make({ type: "create", ...(image === undefined ? {} : { image }), options });
+    const given = typeof from === "string" ? opts : from;
+    const options = requestOptions(given);
+    const progress = given.onProgress !== undefined;
+    const request = { type: "create", ...(image === undefined ? {} : { image }), options, progress };
+    const [made] = await make(request, given);
     if (made === undefined) throw new NotFoundError("mica has made no sandbox");
     return new Sandbox(made);
   }
@@ -208,9 +207,4 @@ export class Sandbox implements AsyncDisposable {
   #ask(request: object, type: string): Promise<Record<string, unknown>> {
     return askOwner(this.#owner, request, type);
   }
-}
-
-async function make(request: object): Promise<Made[]> {
-  const { connection } = await server();
-  return (await connection.ask(request, "sandboxes"))["sandboxes"] as Made[];
 }

@@ -2,6 +2,7 @@
 
 import type { Data } from "../data.js";
 import { mica, micaJson, type MicaOptions } from "../mica.js";
+import { pullProgress, type OnProgress } from "./progress.js";
 
 export interface ImageInfo {
   references: string[];
@@ -14,9 +15,14 @@ export interface ImageInfo {
 }
 
 export interface TransferOptions {
-  /** Called with each line that mica says meanwhile. */
-  onProgress?: (line: string) => void | Promise<void>;
+  /** Called with each line that is worth a notice, such as retries. */
+  onNotice?: (line: string) => void | Promise<void>;
   signal?: AbortSignal;
+}
+
+export interface PullOptions extends TransferOptions {
+  platform?: string;
+  onProgress?: OnProgress;
 }
 
 interface Listed {
@@ -41,9 +47,21 @@ export const images = {
   },
 
   /** Fetches an image from its registry; what is in the store is not fetched again. */
-  async pull(image: string, opts: TransferOptions & { platform?: string } = {}): Promise<void> {
+  async pull(image: string, opts: PullOptions = {}): Promise<void> {
+    const { onNotice, onProgress } = opts;
     const flags = opts.platform === undefined ? [] : [`--platform=${opts.platform}`];
-    await mica(["pull", ...flags, "--", image], transfer(opts));
+    if (onProgress === undefined) {
+      await mica(["pull", ...flags, "--", image], transfer(opts));
+      return;
+    }
+    const onLine = async (line: string): Promise<void> => {
+      const message = parse(line);
+      const progress = message && pullProgress(message);
+      if (progress !== undefined) await onProgress(progress);
+      // What is no message is for people, of a pull that fails.
+      else await onNotice?.(typeof message?.["message"] === "string" ? message["message"] : line);
+    };
+    await mica(["pull", "--progress=json", ...flags, "--", image], { ...transfer(opts), onLine });
   },
 
   /** Sends an image to a registry, under its own name or another one. */
@@ -73,8 +91,17 @@ export const images = {
   },
 };
 
-function transfer({ onProgress, signal: by }: TransferOptions): MicaOptions {
-  return { ...(onProgress === undefined ? {} : { onLine: onProgress }), ...(by === undefined ? {} : { signal: by }) };
+function transfer({ onNotice, signal: by }: TransferOptions): MicaOptions {
+  return { ...(onNotice === undefined ? {} : { onLine: onNotice }), ...(by === undefined ? {} : { signal: by }) };
+}
+
+function parse(line: string): Record<string, unknown> | undefined {
+  try {
+    const said: unknown = JSON.parse(line);
+    return typeof said === "object" && said !== null ? (said as Record<string, unknown>) : undefined;
+  } catch {
+    return undefined;
+  }
 }
 
 function signal({ signal: by }: { signal?: AbortSignal }): MicaOptions {

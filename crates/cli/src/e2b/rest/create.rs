@@ -18,7 +18,7 @@ use crate::e2b::sandbox::Served;
 use crate::e2b::{Server, deadline};
 use crate::log;
 use crate::serve::message::Create;
-use crate::serve::sandboxes;
+use crate::serve::{flags, sandboxes};
 
 /// Most entries of a map that a client sends.
 const ENTRIES: usize = 1000;
@@ -109,7 +109,8 @@ fn make(
         None => Some(image.to_owned()),
     };
     let create = Create { image, options };
-    let made = sandboxes::create(&create, Cancel::default(), Arc::new(Silent));
+    let made = flags::parse(&create)
+        .and_then(|wanted| sandboxes::create(&wanted, Cancel::default(), Arc::new(Silent)));
     made.map_err(|failure| match failure.kind {
         Some(ErrorKind::NotFound) => {
             Problem::not_found(format!("no template has this name: {}", failure.message()))

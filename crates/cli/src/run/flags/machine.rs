@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use micabox::builder::Boots;
-use micabox::{BackendChoice, Builder, Trim, TrimError};
+use micabox::{BackendChoice, Builder, Cancel, Trim, TrimError};
 use micabox_image::progress::{Progress, Silent};
 use micabox_image::store::Image;
 use micabox_image::{Platform, Reference, Store};
@@ -86,18 +86,20 @@ pub struct MachineArgs {
 
 impl MachineArgs {
     /// Finds an image, and pulls it if necessary and allowed. `told` is told of the pull in place of the
-    /// user's terminal.
+    /// user's terminal; `cancel` ends it.
     pub fn image(
         &self,
         store: &Store,
         name: &str,
         told: Option<&Arc<dyn Progress>>,
+        cancel: &Cancel,
     ) -> Result<Image, Failure> {
         let mut options = PullOptions::new(settings::settings()?);
         if let Some(policy) = self.pull {
             options.policy = policy.into();
         }
         options.platform = self.platform.clone();
+        options.cancellation = cancel.pulls();
         if options.policy != PullPolicy::Always && options.platform.is_none() {
             match store.image(name) {
                 Ok(image) => return Ok(image),

@@ -53,11 +53,11 @@ pub struct SandboxArgs {
 
     /// Unpack an uncompressed archive at the root before the start
     #[arg(long, value_name = "FILE")]
-    patch_tar: Vec<PathBuf>,
+    pub(super) patch_tar: Vec<PathBuf>,
 
     /// Copy a file of the host to that path before the start
     #[arg(long, value_name = "FILE:PATH", value_parser = pair)]
-    patch: Vec<(OsString, OsString)>,
+    pub(super) patch: Vec<(OsString, OsString)>,
 
     /// Make a symbolic link before the start
     #[arg(long, value_name = "TARGET:PATH", value_parser = pair)]

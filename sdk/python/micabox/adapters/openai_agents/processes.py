@@ -131,7 +131,7 @@ class Processes:
     async def _end(self, process: _Process) -> None:
         try:
             if not process.is_over:
-                await self._sandbox.commands.kill(process.handle.pid, group=True)
+                await self._sandbox.commands.kill(process.handle.pid)
         except SandboxNotRunningException:
             pass  # they have ended with it
         if process.task:
