@@ -2,87 +2,17 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Stdio};
-use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use support::Home;
-
-struct Server {
-    process: Child,
-    address: String,
-    key: String,
-}
-
-impl Server {
-    fn new(home: &Home) -> Self {
-        let mut mica = home.mica(&["serve", "--e2b", "--listen", "127.0.0.1:0"]);
-        let mut process = mica.stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let lines: Vec<String> = lines.take(3).map(Result::unwrap).collect();
-        let value = |line: &str, name: &str| {
-            let line = line.strip_prefix(&format!("export {name}=")).unwrap();
-            line.trim_start_matches("http://").to_owned()
-        };
-        assert_eq!(
-            value(&lines[0], "E2B_API_URL"),
-            value(&lines[1], "E2B_SANDBOX_URL")
-        );
-        Self {
-            process,
-            address: value(&lines[0], "E2B_API_URL"),
-            key: value(&lines[2], "E2B_API_KEY"),
-        }
-    }
-
-    /// Sends bytes, and returns all that comes.
-    fn say(&self, bytes: &[u8]) -> String {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
-        // What is too large is not read to its end.
-        let _ = stream.write_all(bytes);
-        let mut reply = Vec::new();
-        let _ = stream.read_to_end(&mut reply);
-        String::from_utf8_lossy(&reply).into_owned()
-    }
-
-    /// Returns the status of a request with these headers.
-    fn status(&self, line: &str, headers: &str, body: &str) -> String {
-        let length = body.len();
-        let reply = self.say(
-            format!(
-                "{line} HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
-            )
-            .as_bytes(),
-        );
-        reply.split(' ').nth(1).unwrap_or("none").to_owned()
-    }
-
-    fn with_key(&self) -> String {
-        format!("X-API-Key: {}\r\n", self.key)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let pid = Pid::from_raw(self.process.id().cast_signed()).unwrap();
-        let _ = kill_process(pid, Signal::TERM);
-        let status = self.process.wait().unwrap();
-        assert!(status.success() || std::thread::panicking(), "{status}");
-    }
-}
+use support::e2b::Server;
 
 const ID: &str = "0123456789abcdef0123456789abcdef";
 
 #[test]
 fn the_key_is_kept_and_is_needed_for_everything() {
     let home = Home::new();
-    let server = Server::new(&home);
+    let server = Server::new(&home, &[]);
     let file = home.store().join("e2b-key");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), server.key);
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -95,13 +25,13 @@ fn the_key_is_kept_and_is_needed_for_everything() {
     assert_eq!(server.status("GET /v2/sandboxes", &key, ""), "200");
     let before = server.key.clone();
     drop(server);
-    assert_eq!(Server::new(&home).key, before);
+    assert_eq!(Server::new(&home, &[]).key, before);
 }
 
 #[test]
 fn what_is_not_a_request_is_refused() {
     let home = Home::new();
-    let server = Server::new(&home);
+    let server = Server::new(&home, &[]);
     let key = server.with_key();
     let post = |path: &str, body: &str| server.status(&format!("POST {path}"), &key, body);
     for body in [
@@ -142,7 +72,7 @@ fn what_is_not_a_request_is_refused() {
 #[test]
 fn requests_are_bounded() {
     let home = Home::new();
-    let server = Server::new(&home);
+    let server = Server::new(&home, &[]);
     let key = server.with_key();
     let body = format!(r#"{{"templateID": "{}"}}"#, "x".repeat(9 << 20));
     assert_eq!(server.status("POST /sandboxes", &key, &body), "413");
