@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::accounts::Place;
+use super::kept::Note;
 use super::running::Running;
 use super::table::{Process, Selector};
 use crate::e2b::Server;
@@ -114,6 +115,7 @@ pub async fn answer(
     call: &str,
     request: Request,
 ) -> Answer {
+    server.processes.take_over(&served).await;
     let (head, body) = request.into_parts();
     let timing = Timing::of(&head.headers);
     let keepalive = json!({"event": {"keepalive": {}}});
@@ -170,7 +172,8 @@ pub async fn answer(
             async {
                 let ask: Ask = asked(body).await?;
                 let signal = ask.signal()?;
-                ask.find(&server, &served)?.signal(signal).await
+                ask.find(&server, &served)?.signal(signal);
+                Ok::<_, Problem>(())
             }
             .await
         }
@@ -240,8 +243,9 @@ impl Input {
 
 fn list(server: &Server, served: &Served) -> Value {
     let all = server.processes.of(served.id()).into_iter().map(|process| {
-        let mut shown = json!({"pid": process.pid, "config": process.config});
-        if let (Some(tag), Some(shown)) = (&process.tag, shown.as_object_mut()) {
+        let note = &process.note;
+        let mut shown = json!({"pid": process.pid, "config": note.config});
+        if let (Some(tag), Some(shown)) = (&note.tag, shown.as_object_mut()) {
             shown.insert("tag".to_owned(), json!(tag));
         }
         shown
@@ -281,10 +285,11 @@ async fn start(
         "envs": start.process.envs,
         "cwd": start.process.cwd,
     });
-    let tag = start.tag.clone();
+    let note = Note::new(config, start.tag.clone(), timing.timeout);
     let again = served.clone();
     let command = blocking(move || start.command(&again, user.as_deref())).await?;
-    let first = Running::start(served.sandbox.clone(), command.clone()).await;
+    let begin = |command| Running::keep(served.sandbox.clone(), command, note.text());
+    let first = begin(command.clone()).await;
     let running = match first {
         Err(_)
             if command.argv.first().is_some_and(|name| name == BASH)
@@ -294,16 +299,12 @@ async fn start(
             if let Some(name) = command.argv.first_mut() {
                 *name = SH.into();
             }
-            Running::start(served.sandbox.clone(), command).await
+            begin(command).await
         }
         first => first,
     };
-    let (process, rest) =
-        (server.processes).follow(served.sandbox.clone(), running?, config, tag)?;
-    if let Some(time) = timing.timeout {
-        process.limit(time);
-    }
-    Ok(rest)
+    let running = running?;
+    server.processes.follow(served.id(), running, note)
 }
 
 async fn has(served: &Served, path: &'static str) -> bool {
