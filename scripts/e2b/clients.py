@@ -336,7 +336,7 @@ class Restart(unittest.TestCase):
         script = "echo $$ >/tmp/pid; while read line; do echo got $line; done; exit 3"
         command = box.commands.run(script, background=True, timeout=0, stdin=True)
         until("the command runs", lambda: box.files.exists("/tmp/pid"))
-        late = box.commands.run("sleep 1000", background=True, timeout=6)
+        late = box.commands.run("sleep 1000", background=True, timeout=10)
         before = box.get_info()
         server.end()
         with self.assertRaises(SandboxException):

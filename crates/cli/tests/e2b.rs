@@ -9,6 +9,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use support::e2b::{Made, Server};
+use support::host::assert_forked;
 use support::{Home, wait_until};
 
 const ID: &str = "0123456789abcdef0123456789abcdef";
@@ -154,6 +155,7 @@ fn a_port_is_reached_in_an_image_without_other_programs() {
     let home = Home::new();
     let server = Server::new(&home, &HOST);
     let made = on_this_kernel(&server);
+    assert_forked(&home, server.pid());
     let get = |port: u16, path: &str| {
         let headers = format!("E2b-Sandbox-Id: {}\r\nE2b-Sandbox-Port: {port}\r\n", made.id);
         let (status, body) = server.ask(&format!("GET {path}"), &headers, b"");
