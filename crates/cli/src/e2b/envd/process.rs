@@ -1,6 +1,7 @@
 //! The calls of `process.Process`.
 
 use std::collections::BTreeMap;
+use std::future::ready;
 use std::sync::Arc;
 
 use base64::Engine;
@@ -9,7 +10,6 @@ use hyper::body::Incoming;
 use micabox::{Command, EnvChange, Error, FileKind, Overrides, TtySize};
 use rustix::process::Signal;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::accounts::Place;
@@ -18,7 +18,7 @@ use super::running::Running;
 use super::table::{Process, Selector};
 use crate::e2b::Server;
 use crate::e2b::connect::{self, Messages, Timing};
-use crate::e2b::http::{Answer, Request, blocking, read};
+use crate::e2b::http::{Answer, Request, blocking};
 use crate::e2b::problem::Problem;
 use crate::e2b::sandbox::Served;
 
@@ -119,79 +119,59 @@ pub async fn answer(
     let (head, body) = request.into_parts();
     let timing = Timing::of(&head.headers);
     let keepalive = json!({"event": {"keepalive": {}}});
+    let (all, of) = (&server, &served);
     match call {
         "Start" => {
             let started = start(&server, served, user, body, timing).await;
-            return Ok(match started {
-                Ok(rest) => connect::relay(rest, timing, &keepalive),
-                Err(problem) => connect::failed(&problem),
-            });
+            Ok(connect::relay(started, timing, &keepalive))
         }
         "Connect" => {
             let ask = Messages::new(body).only::<Ask>().await;
-            let heard = ask.and_then(|ask| ask.find(&server, &served)?.hear());
-            return Ok(match heard {
-                Ok(rest) => connect::relay(rest, timing, &keepalive),
-                Err(problem) => connect::failed(&problem),
-            });
+            let heard = ask.and_then(|ask| ask.find(all, of)?.hear());
+            Ok(connect::relay(heard, timing, &keepalive))
         }
-        "StreamInput" => {
-            let done = stream_input(&server, &served, body).await;
-            return Ok(match done {
-                Ok(()) => connect::one(&json!({})),
-                Err(problem) => connect::failed(&problem),
-            });
-        }
-        _ => {}
-    }
-    let answer = match call {
-        "List" => Ok(list(&server, &served)),
+        "StreamInput" => Ok(connect::one(stream_input(all, of, body).await)),
+        "List" => Ok(connect::reply(Ok(list(all, of)))),
         "SendInput" => {
-            async {
-                let ask: Ask = asked(body).await?;
-                let process = ask.find(&server, &served)?;
-                let input = ask
-                    .input
-                    .ok_or_else(|| Problem::invalid("input is missing"))?;
-                input.write(&process).await
-            }
-            .await
+            let send = |ask: Ask| async move {
+                let process = ask.find(all, of)?;
+                let missing = || Problem::invalid("input is missing");
+                ask.input.ok_or_else(missing)?.write(&process).await?;
+                Ok(json!({}))
+            };
+            connect::call(body, send).await
         }
         "CloseStdin" => {
-            async {
-                asked::<Ask>(body)
-                    .await?
-                    .find(&server, &served)?
-                    .close()
-                    .await
-            }
-            .await
+            let close = |ask: Ask| async move {
+                ask.find(all, of)?.close().await?;
+                Ok(json!({}))
+            };
+            connect::call(body, close).await
         }
-        .map(|()| json!({})),
         "SendSignal" => {
-            async {
-                let ask: Ask = asked(body).await?;
-                let signal = ask.signal()?;
-                ask.find(&server, &served)?.signal(signal);
-                Ok::<_, Problem>(())
-            }
-            .await
+            let signal = |ask: Ask| {
+                let signaled = ask.signal().and_then(|signal| {
+                    ask.find(all, of)?.signal(signal);
+                    Ok(json!({}))
+                });
+                ready(signaled)
+            };
+            connect::call(body, signal).await
         }
-        .map(|()| json!({})),
-        "Update" => asked::<Ask>(body).await.and_then(|ask| {
-            let process = ask.find(&server, &served)?;
-            if let Some(pty) = ask.pty.filter(|_| process.has_terminal) {
-                process.handle.resize(pty.size.into());
-            }
-            Ok(json!({}))
-        }),
-        call => return connect::unknown(call),
-    };
-    Ok(connect::reply(answer))
-}
-
-async fn asked<T: DeserializeOwned>(body: Incoming) -> Result<T, Problem> {
-    read(body).await
+        "Update" => {
+            let update = |ask: Ask| {
+                let updated = ask.find(all, of).map(|process| {
+                    if let Some(pty) = ask.pty.filter(|_| process.has_terminal) {
+                        process.handle.resize(pty.size.into());
+                    }
+                    json!({})
+                });
+                ready(updated)
+            };
+            connect::call(body, update).await
+        }
+        call => connect::unknown(call),
+    }
 }
 
 impl Which {
@@ -224,7 +204,7 @@ impl Ask {
 }
 
 impl Input {
-    async fn write(&self, process: &Process) -> Result<Value, Problem> {
+    async fn write(&self, process: &Process) -> Result<(), Problem> {
         let encoded = match (&self.stdin, &self.pty) {
             (Some(bytes), None) if !process.has_terminal => bytes,
             (None, Some(bytes)) if process.has_terminal => bytes,
@@ -236,8 +216,7 @@ impl Input {
         };
         let bytes = STANDARD.decode(encoded);
         let bytes = bytes.map_err(|_| Problem::invalid("the input is not in base64"))?;
-        process.write(&bytes).await?;
-        Ok(json!({}))
+        process.write(&bytes).await
     }
 }
 
@@ -253,7 +232,11 @@ fn list(server: &Server, served: &Served) -> Value {
     json!({"processes": all.collect::<Vec<_>>()})
 }
 
-async fn stream_input(server: &Server, served: &Served, body: Incoming) -> Result<(), Problem> {
+async fn stream_input(
+    server: &Server,
+    served: &Served,
+    body: Incoming,
+) -> Result<Value, Problem> {
     let mut messages = Messages::new(body);
     let mut process = None;
     while let Some(message) = messages.next::<Streamed>().await? {
@@ -267,7 +250,7 @@ async fn stream_input(server: &Server, served: &Served, body: Incoming) -> Resul
             more.input.write(process).await?;
         }
     }
-    Ok(())
+    Ok(json!({}))
 }
 
 async fn start(
