@@ -253,7 +253,9 @@ def e2b_client(stack: contextlib.ExitStack, files: pathlib.Path, home: Home) -> 
     stack.callback(server.terminate)
     assert server.stdout
     said = [server.stdout.readline().removeprefix("export ").strip() for _ in range(3)]
-    variables = dict(line.split("=", 1) for line in said if "=" in line)
+    if not all(said):
+        raise RuntimeError("mica serve --e2b does not begin")
+    variables = dict(line.split("=", 1) for line in said)
     environment = {**os.environ, **variables, "PYTHONPATH": str(packages)}
     return Client([sys.executable, programs(files) / "with_e2b.py", IMAGE], environment)
 

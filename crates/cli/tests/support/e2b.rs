@@ -274,9 +274,11 @@ impl Read for Body {
 /// The messages of a stream of the Connect protocol. Dropping it is what a client's `disconnect` does.
 pub struct Events(Body);
 
-impl Events {
+impl Iterator for Events {
+    type Item = Value;
+
     /// Returns the next one; None at the end, which must not be a failure.
-    pub fn next(&mut self) -> Option<Value> {
+    fn next(&mut self) -> Option<Value> {
         let mut head = [0; 5];
         self.0.read_exact(&mut head).unwrap();
         let [flags, length @ ..] = head;
@@ -289,7 +291,9 @@ impl Events {
         }
         Some(message["event"].clone())
     }
+}
 
+impl Events {
     /// Returns the process ID, with which a command's stream begins.
     pub fn pid(&mut self) -> u64 {
         let first = self.next().unwrap();
@@ -308,9 +312,9 @@ impl Events {
     }
 
     /// Returns all of stdout from here on, and the exit code.
-    pub fn rest(mut self) -> (String, i64) {
+    pub fn rest(self) -> (String, i64) {
         let (mut said, mut code) = (String::new(), None);
-        while let Some(event) = self.next() {
+        for event in self {
             said.push_str(&stdout(&event));
             code = code.or(event["end"]["exitCode"].as_i64());
         }

@@ -8,6 +8,7 @@ use micabox::{
     Command, Error, ExecOptions, ExitStatus, Handle, NotedCommand, Process, SandboxRef, Stdio,
 };
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::process::Signal;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe::{Receiver, Sender};
@@ -136,7 +137,10 @@ impl Running {
                 Ok(input) => input.map(|input| input.handle()),
                 // It has ended already.
                 Err(Error::NoSuchCommand(_)) => None,
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    process.handle().signal(Signal::KILL.as_raw());
+                    return Err(error.into());
+                }
             };
             Ok((process, input))
         });
