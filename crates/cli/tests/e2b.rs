@@ -119,7 +119,9 @@ fn another_server_has_the_commands_of_one_that_was_killed() {
     let server = Server::new(&home, &HOST);
     let mut list = listed(&server, &made);
     list.sort_by_key(|process| process["pid"].as_u64());
-    let shown = list.iter().map(|process| (&process["pid"], &process["config"]["args"][2]));
+    let shown = list
+        .iter()
+        .map(|process| (&process["pid"], &process["config"]["args"][2]));
     let (begun, sleeps) = (json!(script), json!("sleep 1000 & sleep 1000"));
     let expected = [(&json!(pid), &begun), (&json!(sleeper), &sleeps)];
     assert_eq!(shown.collect::<Vec<_>>(), expected);
@@ -157,7 +159,10 @@ fn a_port_is_reached_in_an_image_without_other_programs() {
     let made = on_this_kernel(&server);
     assert_forked(&home, server.pid());
     let get = |port: u16, path: &str| {
-        let headers = format!("E2b-Sandbox-Id: {}\r\nE2b-Sandbox-Port: {port}\r\n", made.id);
+        let headers = format!(
+            "E2b-Sandbox-Id: {}\r\nE2b-Sandbox-Port: {port}\r\n",
+            made.id
+        );
         let (status, body) = server.ask(&format!("GET {path}"), &headers, b"");
         (status, body.text())
     };

@@ -13,7 +13,8 @@ const COUNTS: &str =
     "n=0; while :; do n=$((n+1)); echo $n >/tmp/next; mv /tmp/next /tmp/n; sleep 0.1; done";
 
 /// What a copy has for itself alone.
-const OWN: &str = "cat /etc/machine-id; hostname; head -c 16 /dev/urandom | od -An -tx1 | tr -d ' '";
+const OWN: &str =
+    "cat /etc/machine-id; hostname; head -c 16 /dev/urandom | od -An -tx1 | tr -d ' '";
 
 /// Seconds until a sandbox's end: more than an emulated machine takes.
 const TIMEOUT: u64 = 1200;
@@ -45,7 +46,11 @@ fn a_commands_state_is_in_snapshots_and_forks() {
     let path = |of: &Made, what: &str| format!("POST /sandboxes/{}/{what}", of.id);
     let save = json!({"name": "past", "memory": true});
     let (status, saved) = server.api(&path(&original, "snapshots"), &save);
-    assert_eq!((status, &saved["snapshotID"]), (201, &json!("past")), "{saved}");
+    assert_eq!(
+        (status, &saved["snapshotID"]),
+        (201, &json!("past")),
+        "{saved}"
+    );
     let listed = home.output(&["snapshot", "ls", "--json"]).json();
     assert_eq!(listed[0]["memory"]["memory_mib"], 256);
 
@@ -81,7 +86,11 @@ fn a_commands_state_is_in_snapshots_and_forks() {
     assert_eq!(server.process(&wrong, "List", &json!({})).0, 401);
 
     // While it is paused it does not count, and then it goes on.
-    let info = |of: &Made| server.api(&format!("GET /sandboxes/{}", of.id), &json!({})).1;
+    let info = |of: &Made| {
+        server
+            .api(&format!("GET /sandboxes/{}", of.id), &json!({}))
+            .1
+    };
     let fork = &forks[0];
     assert_eq!(server.api(&path(fork, "pause"), &json!({})).0, 204);
     assert_eq!(info(fork)["state"], "paused");

@@ -103,7 +103,10 @@ fn a_connection_to_a_port_is_copied_both_ways() {
     }
     host.exec(1, connect());
     let run = host.follow(&[1], 64 << 10, None).remove(&1).unwrap();
-    assert_eq!((run.text(), run.status()), ("enough", ExitStatus::Exited(0)));
+    assert_eq!(
+        (run.text(), run.status()),
+        ("enough", ExitStatus::Exited(0))
+    );
     server.join().unwrap();
     for wrong in [&port, "65536", "x", ""] {
         let run = host.run(command(&["\0connect", wrong]));

@@ -279,7 +279,9 @@ fn commands_with_a_note_are_listed_to_other_clients() {
         note: "x".repeat((64 << 10) + 1),
         ..framed()
     };
-    first.request(1, &Request::Exec(Box::new(long)), &[]).unwrap();
+    first
+        .request(1, &Request::Exec(Box::new(long)), &[])
+        .unwrap();
     assert_eq!(refused(&mut first).0, Kind::Invalid);
     let id = start(&mut first, &mut fixture.guest, exec, 0);
     start(&mut second, &mut fixture.guest, framed(), 0);

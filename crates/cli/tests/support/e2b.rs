@@ -305,7 +305,9 @@ impl Events {
     pub fn line(&mut self) -> String {
         let mut said = String::new();
         while !said.ends_with('\n') {
-            let event = self.next().unwrap_or_else(|| panic!("the end after {said:?}"));
+            let event = self
+                .next()
+                .unwrap_or_else(|| panic!("the end after {said:?}"));
             said.push_str(&stdout(&event));
         }
         said

@@ -143,9 +143,9 @@ mod tests {
         let time = Some(Duration::from_secs(100));
         let note = Note::new(config.clone(), Some("tag".to_owned()), time);
         let read: Note = serde_json::from_str(&note.text()).unwrap();
-        assert_eq!((read.config, read.tag.as_deref()), (config, Some("tag")));
         let left = read.left().unwrap().as_secs();
         assert!((98..=100).contains(&left), "{left}");
+        assert_eq!((read.config, read.tag.as_deref()), (config, Some("tag")));
 
         let long = json!({"cmd": "a", "args": ["x".repeat(MOST)]});
         let text = Note::new(long, Some("tag".to_owned()), None).text();

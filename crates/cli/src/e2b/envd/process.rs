@@ -232,11 +232,7 @@ fn list(server: &Server, served: &Served) -> Value {
     json!({"processes": all.collect::<Vec<_>>()})
 }
 
-async fn stream_input(
-    server: &Server,
-    served: &Served,
-    body: Incoming,
-) -> Result<Value, Problem> {
+async fn stream_input(server: &Server, served: &Served, body: Incoming) -> Result<Value, Problem> {
     let mut messages = Messages::new(body);
     let mut process = None;
     while let Some(message) = messages.next::<Streamed>().await? {

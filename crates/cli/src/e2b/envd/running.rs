@@ -88,9 +88,7 @@ impl Ends {
         Ok(Running {
             pid: process.pid(),
             handle: process.handle(),
-            stdin: pipe
-                .map_err(failed)?
-                .map(|pipe| Input { pipe, attached }),
+            stdin: pipe.map_err(failed)?.map(|pipe| Input { pipe, attached }),
             stdout: Receiver::from_owned_fd(self.stdout.ok_or_else(missing)?).map_err(failed)?,
             stderr: stderr.map_err(failed)?,
         })
@@ -199,8 +197,7 @@ pub async fn ended(handle: &Handle) -> Result<ExitStatus, Problem> {
         deprecated,
         reason = "sound for a descriptor that is borrowed, as this is"
     )]
-    let socket =
-        AsyncFd::with_interest(handle.as_fd(), Interest::READABLE).map_err(failed)?;
+    let socket = AsyncFd::with_interest(handle.as_fd(), Interest::READABLE).map_err(failed)?;
     loop {
         // What has come before is not told again.
         if let Some(status) = handle.wait_timeout(Duration::ZERO)? {
