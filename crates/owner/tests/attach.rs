@@ -229,6 +229,10 @@ fn an_attached_clients_descriptor_ends_the_stdin_if_the_client_says_so() {
     typed.write_all(b"input").unwrap();
     first.end_stdin(1).unwrap();
     assert_eq!(fixture.guest.receive(), stdin(id, b"input"));
+    // The client need not wait for that.
+    first.request(1, &Request::Release, &[]).unwrap();
+    typed.write_all(b"more").unwrap();
+    assert_eq!(fixture.guest.receive(), stdin(id, b"more"));
     drop(typed);
     assert_eq!(fixture.guest.receive(), ToGuest::CloseStdin { id });
 }

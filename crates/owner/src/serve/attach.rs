@@ -204,9 +204,9 @@ impl Owner {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
         };
-        if command.input_of == Some(us) {
+        // What the descriptor of a client that has ended the stdin still has is read first.
+        if command.input_of == Some(us) && !command.input_ends {
             command.input_of = None;
-            command.input_ends = false;
             if !matches!(command.stdin, Input::Closed) {
                 command.stdin = Input::Idle;
             }
