@@ -132,14 +132,13 @@ def sdk(result: dict) -> str:
         ]
         count = trips["mica exec"]["count"]
         header = [f"`true`, {count:,} times", "p50, ms", "p99, ms", "p50, to `mica exec`"]
-        lives = ", ".join(f"{rate:.1f} with {n} at once" for n, rate in found["lives"].items())
-        more = [f"Sandboxes a second from one Python process, made, used and ended: {lives}."]
+        more = []
         if fork := found.get("fork"):
             more.append(
                 f"`fork({found['copies']})` until the last copy has run a command: "
                 f"{fork['median']:.2f} s, median of {len(fork['runs'])}."
             )
-        parts += [heading(found, backend), table(header, rows), " ".join(more)]
+        parts += [heading(found, backend), table(header, rows), lives_of(found["lives"]), *more]
         if of := found.get("bytes"):
             size, copy = found["mib"] * MIB, of["cp"]["median"]
             rows = [
@@ -148,6 +147,18 @@ def sdk(result: dict) -> str:
             ]
             parts.append(table([f"{found['mib']} MiB", "MB/s", "time, to `cp`"], rows))
     return "\n\n".join(parts)
+
+
+def lives_of(rates: dict) -> str:
+    """Sandboxes a second by client, made, used and ended, and how many at once."""
+    ours = rates["Python"]
+    rows = [
+        [who, *(f"{rate:.1f}" for rate in of.values()), *(f"{of[n] / ours[n]:.2f}" for n in ours)]
+        for who, of in rates.items()
+    ]
+    header = ["sandboxes a second from one process"]
+    header += [f"{n} at once" for n in ours] + [f"{n} at once, to Python" for n in ours]
+    return table(header, rows)
 
 
 TABLES = {"sdk": sdk, "streams": streams, "lives": lives, "limits": limits, "soak": soak}

@@ -3,8 +3,9 @@
     python3 -m bench.sdk [--rounds N] [--quick] [--backends host,kvm]
 
 Each client is a process of its own that is connected to one sandbox, and they take turns: Python's SDK,
-TypeScript's, and `mica exec`. On this machine's own kernel; what needs KVM (fork) on our monitor, in an emulated machine if
-there is no other. Needs root.
+TypeScript's, E2B's Python client at a `mica serve --e2b`, microsandbox's package, and `mica exec`. On this machine's own
+kernel; what needs KVM (fork, microsandbox) on our monitor, in an emulated machine if there is no other. A peer that can't
+run is left out, with a line that says why. Needs root.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 import pathlib
+import select
 import shutil
 import statistics
 import subprocess
@@ -19,7 +21,7 @@ import sys
 import tempfile
 import time
 
-from bench import inside, measure, report
+from bench import inside, measure, mica, microsandbox, report
 from bench.measure import REPOSITORY
 from bench.sandboxes import IMAGE, Home, adopt_orphans, share
 
@@ -28,8 +30,10 @@ PYTHON = REPOSITORY / "sdk" / "python"
 TYPESCRIPT = REPOSITORY / "sdk" / "typescript"
 A_ROUND = 50  # commands
 COPIES = 8
+MIB = 128  # of a machine's memory
+PATIENCE = 1200  # seconds for an answer
 # A container's memory needs a control group, which not every machine hands down.
-LIMITS = {"kvm": ["-m", "128m"], "host": []}
+LIMITS = {"kvm": ["-m", f"{MIB}m"], "host": []}
 
 
 class Client:
@@ -48,6 +52,8 @@ class Client:
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
+        if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
+            self.process.kill()
         answer = self.process.stdout.readline()
         if not answer:
             raise RuntimeError(f"{self.process.args} ended at {request}")
@@ -78,11 +84,17 @@ def main() -> None:
     backends = {}
     with tempfile.TemporaryDirectory() as scratch:
         files = inside.inputs(pathlib.Path(scratch))
+        server = mica.binary().with_name("mica-server")
+        subprocess.run(["strip", "-o", files / "now" / server.name, server], check=True)
         if "host" in arguments.backends:
             backends["host"] = measured(files, "host", rounds, mib)
         if "kvm" in arguments.backends:
             shutil.copytree(PYTHON / "micabox", files / "sdk" / "micabox")
             shutil.copytree(CLIENTS, files / "clients")
+            if packages := e2b_packages(files):
+                shutil.copytree(packages, files / "e2b")
+            if package := microsandbox.package():
+                shutil.copytree(package, files / "microsandbox")
             backends["kvm"] = inside.result("bench.sdk", files, "--rounds", "3")
     measure.save_backends("sdk", host, backends, is_partial=arguments.quick)
     report.write()
@@ -102,6 +114,11 @@ def measured(files: pathlib.Path, backend: str, rounds: int, mib: int) -> dict:
             environment = {**home.environment, "MICABOX_MICA": str(home.program)}
             typescript = stack.enter_context(connected(Client(words, environment)))
             clients["TypeScript"] = lambda: typescript.ask(do="rounds", count=A_ROUND)
+        lives = {"Python": python}
+        for who, begin in (("E2B's client", e2b_client), ("microsandbox", microsandbox_client)):
+            if peer := begun(stack, who, lambda begin=begin: begin(stack, files, home)):
+                lives[who] = peer
+                clients[who] = lambda peer=peer: peer.ask(do="rounds", count=A_ROUND)
         clients["mica exec"] = lambda: [
             timed(home.command("exec", name, "true"), home.environment) for _ in range(A_ROUND)
         ]
@@ -112,8 +129,11 @@ def measured(files: pathlib.Path, backend: str, rounds: int, mib: int) -> dict:
         }
         count = 10 if backend == "kvm" else 80
         result["lives"] = {
-            str(threads): count / python.ask(do="lives", count=count, threads=threads)
-            for threads in (1, 8)
+            who: {
+                str(threads): count / client.ask(do="lives", count=count, threads=threads)
+                for threads in (1, 8)
+            }
+            for who, client in lives.items()
         }
         if backend == "kvm":
             forks = [python.ask(do="fork", count=COPIES) for _ in range(rounds)]
@@ -172,15 +192,85 @@ def transfers(python: Client, mib: int, rounds: int) -> dict:
     return {who: {"median": statistics.median(of), "runs": of} for who, of in runs.items()}
 
 
+def programs(files: pathlib.Path) -> pathlib.Path:
+    """Where the clients are: packed for a machine of their own, or here."""
+    packed = files / "clients"
+    return packed if packed.exists() else CLIENTS
+
+
 def python_client(files: pathlib.Path, home: Home, name: str) -> Client:
     packed = files / "sdk"
-    sdk, clients = (packed, files / "clients") if packed.exists() else (PYTHON, CLIENTS)
     environment = {
         **home.environment,
         "MICABOX_MICA": str(home.program),
-        "PYTHONPATH": str(sdk),
+        "PYTHONPATH": str(packed if packed.exists() else PYTHON),
     }
-    words = [sys.executable, clients / "with_micabox.py", IMAGE, home.backend, name]
+    words = [sys.executable, programs(files) / "with_micabox.py", IMAGE, home.backend, name]
+    return Client(words, environment)
+
+
+def begun(stack: contextlib.ExitStack, who: str, begin) -> Client | None:
+    """A peer's client, once it has run a command; None where it can't."""
+    client = None
+    try:
+        client = begin()
+        client.ask(do="rounds", count=1)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        print(f"bench.sdk: without {who}: {error}", file=sys.stderr)
+        if client:
+            client.process.kill()
+            client.process.wait()
+        return None
+    stack.enter_context(connected(client))
+    return client
+
+
+def e2b_packages(files: pathlib.Path) -> pathlib.Path | None:
+    """The directory of E2B's Python packages, fetched as for the tests; None where they can't be had."""
+    packed = files / "e2b"
+    if packed.exists():
+        return packed
+    fetch = [REPOSITORY / "scripts" / "e2b" / "packages"]
+    done = subprocess.run(fetch, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        return None
+    return next(pathlib.Path(done.stdout.strip()).glob("venv/lib/python*/site-packages"))
+
+
+def e2b_client(stack: contextlib.ExitStack, files: pathlib.Path, home: Home) -> Client:
+    packages = e2b_packages(files)
+    if not packages:
+        raise RuntimeError("its packages can't be fetched")
+    memory = [f"--with=memory={MIB}m"] if home.backend == "kvm" else []
+    flags = ["--listen=127.0.0.1:0", f"--with=backend={home.backend}", "--with=pull=never"]
+    server = subprocess.Popen(
+        home.command("serve", "--e2b", *flags, *memory),
+        stdout=subprocess.PIPE,
+        env=home.environment,
+        text=True,
+    )
+    stack.callback(server.wait)
+    stack.callback(server.terminate)
+    assert server.stdout
+    said = [server.stdout.readline().removeprefix("export ").strip() for _ in range(3)]
+    if not all(said):
+        raise RuntimeError("mica serve --e2b does not begin")
+    variables = dict(line.split("=", 1) for line in said)
+    environment = {**os.environ, **variables, "PYTHONPATH": str(packages)}
+    return Client([sys.executable, programs(files) / "with_e2b.py", IMAGE], environment)
+
+
+def microsandbox_client(stack: contextlib.ExitStack, files: pathlib.Path, home: Home) -> Client:
+    if home.backend != "kvm":
+        raise RuntimeError("it needs a KVM, which the other backend is measured with")
+    package = files / "microsandbox"
+    if not package.exists():
+        raise RuntimeError("its package can't be fetched")
+    state = stack.enter_context(tempfile.TemporaryDirectory())
+    environment = {**os.environ, "HOME": state, "PYTHONPATH": str(package)}
+    load = [package / microsandbox.BUNDLED / "bin" / "msb", "load", "--input", files / "box.tar"]
+    subprocess.run(load, check=True, env=environment, stdout=subprocess.DEVNULL)
+    words = [sys.executable, programs(files) / "with_microsandbox.py", IMAGE, MIB]
     return Client(words, environment)
 
 

@@ -333,8 +333,10 @@ class Restart(unittest.TestCase):
         pause = {"on_timeout": "pause"}
         box = Sandbox.create(IMAGE, timeout=100, metadata={"a": "b"}, **options)
         paused = Sandbox.create(IMAGE, timeout=3, lifecycle=pause, **options)
-        box.commands.run("echo $$ >/tmp/pid; exec sleep 1000", background=True, timeout=0)
+        script = "echo $$ >/tmp/pid; while read line; do echo got $line; done; exit 3"
+        command = box.commands.run(script, background=True, timeout=0, stdin=True)
         until("the command runs", lambda: box.files.exists("/tmp/pid"))
+        late = box.commands.run("sleep 1000", background=True, timeout=10)
         before = box.get_info()
         server.end()
         with self.assertRaises(SandboxException):
@@ -345,7 +347,16 @@ class Restart(unittest.TestCase):
             self.assertEqual(
                 box.commands.run("kill -0 $(cat /tmp/pid) && echo runs").stdout, "runs\n"
             )
+            listed = {one.pid: one.args[-1] for one in box.commands.list()}
+            self.assertEqual(listed, {command.pid: script, late.pid: "sleep 1000"})
+            again = box.commands.connect(command.pid)
+            box.commands.send_stdin(command.pid, "one\n")
+            box.commands.close_stdin(command.pid)
+            with self.assertRaises(CommandExitException) as caught:
+                again.wait()
+            self.assertEqual((caught.exception.exit_code, caught.exception.stdout), (3, "got one\n"))
             until("its deadline holds", lambda: paused.get_info().state.value == "paused")
+            until("the command's time is over", lambda: not box.commands.list())
         finally:
             box.kill()
             paused.kill()

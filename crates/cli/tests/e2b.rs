@@ -1,88 +1,23 @@
-//! `mica serve --e2b`: who may ask, and what is not a request. `scripts/test-e2b` runs E2B's own clients.
+//! `mica serve --e2b`: who may ask, what is not a request, and what needs no E2B's client to show. `scripts/test-e2b`
+//! runs these.
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Stdio};
-use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
-use support::Home;
-
-struct Server {
-    process: Child,
-    address: String,
-    key: String,
-}
-
-impl Server {
-    fn new(home: &Home) -> Self {
-        let mut mica = home.mica(&["serve", "--e2b", "--listen", "127.0.0.1:0"]);
-        let mut process = mica.stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let lines: Vec<String> = lines.take(3).map(Result::unwrap).collect();
-        let value = |line: &str, name: &str| {
-            let line = line.strip_prefix(&format!("export {name}=")).unwrap();
-            line.trim_start_matches("http://").to_owned()
-        };
-        assert_eq!(
-            value(&lines[0], "E2B_API_URL"),
-            value(&lines[1], "E2B_SANDBOX_URL")
-        );
-        Self {
-            process,
-            address: value(&lines[0], "E2B_API_URL"),
-            key: value(&lines[2], "E2B_API_KEY"),
-        }
-    }
-
-    /// Sends bytes, and returns all that comes.
-    fn say(&self, bytes: &[u8]) -> String {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
-        // What is too large is not read to its end.
-        let _ = stream.write_all(bytes);
-        let mut reply = Vec::new();
-        let _ = stream.read_to_end(&mut reply);
-        String::from_utf8_lossy(&reply).into_owned()
-    }
-
-    /// Returns the status of a request with these headers.
-    fn status(&self, line: &str, headers: &str, body: &str) -> String {
-        let length = body.len();
-        let reply = self.say(
-            format!(
-                "{line} HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
-            )
-            .as_bytes(),
-        );
-        reply.split(' ').nth(1).unwrap_or("none").to_owned()
-    }
-
-    fn with_key(&self) -> String {
-        format!("X-API-Key: {}\r\n", self.key)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let pid = Pid::from_raw(self.process.id().cast_signed()).unwrap();
-        let _ = kill_process(pid, Signal::TERM);
-        let status = self.process.wait().unwrap();
-        assert!(status.success() || std::thread::panicking(), "{status}");
-    }
-}
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use support::e2b::{Made, Server};
+use support::host::assert_forked;
+use support::{Home, wait_until};
 
 const ID: &str = "0123456789abcdef0123456789abcdef";
 
 #[test]
 fn the_key_is_kept_and_is_needed_for_everything() {
     let home = Home::new();
-    let server = Server::new(&home);
+    let server = Server::new(&home, &[]);
     let file = home.store().join("e2b-key");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), server.key);
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -95,13 +30,13 @@ fn the_key_is_kept_and_is_needed_for_everything() {
     assert_eq!(server.status("GET /v2/sandboxes", &key, ""), "200");
     let before = server.key.clone();
     drop(server);
-    assert_eq!(Server::new(&home).key, before);
+    assert_eq!(Server::new(&home, &[]).key, before);
 }
 
 #[test]
 fn what_is_not_a_request_is_refused() {
     let home = Home::new();
-    let server = Server::new(&home);
+    let server = Server::new(&home, &[]);
     let key = server.with_key();
     let post = |path: &str, body: &str| server.status(&format!("POST {path}"), &key, body);
     for body in [
@@ -142,7 +77,7 @@ fn what_is_not_a_request_is_refused() {
 #[test]
 fn requests_are_bounded() {
     let home = Home::new();
-    let server = Server::new(&home);
+    let server = Server::new(&home, &[]);
     let key = server.with_key();
     let body = format!(r#"{{"templateID": "{}"}}"#, "x".repeat(9 << 20));
     assert_eq!(server.status("POST /sandboxes", &key, &body), "413");
@@ -151,4 +86,98 @@ fn requests_are_bounded() {
     let many = "X-A: b\r\n".repeat(200);
     assert_eq!(server.status("GET /health", &many, ""), "431");
     assert_eq!(server.status("GET /health", "", ""), "204");
+}
+
+const HOST: [&str; 1] = ["--with=backend=host"];
+
+fn on_this_kernel(server: &Server) -> Made {
+    let new = json!({"templateID": "box", "timeout": 600, "allow_internet_access": false});
+    server.create(&new)
+}
+
+fn listed(server: &Server, made: &Made) -> Vec<Value> {
+    let (status, list) = server.process(made, "List", &json!({}));
+    assert_eq!(status, 200, "{list}");
+    list["processes"].as_array().unwrap().clone()
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn another_server_has_the_commands_of_one_that_was_killed() {
+    let home = Home::new();
+    let server = Server::new(&home, &HOST);
+    let made = on_this_kernel(&server);
+    let script = "echo begun; while read line; do echo \"got $line\"; done; echo end; exit 3";
+    let (pid, mut first) = server.start(&made, script, true);
+    assert_eq!(first.line(), "begun\n");
+    let (sleeper, _) = server.start(&made, "sleep 1000 & sleep 1000", false);
+    let mut other = home.start(&["exec", &made.id, "sh", "-c", "echo here; exec sleep 1000"]);
+    assert_eq!(other.line(), "here");
+    server.kill();
+
+    // Those of other programs are not shown.
+    let server = Server::new(&home, &HOST);
+    let mut list = listed(&server, &made);
+    list.sort_by_key(|process| process["pid"].as_u64());
+    let shown = list
+        .iter()
+        .map(|process| (&process["pid"], &process["config"]["args"][2]));
+    let (begun, sleeps) = (json!(script), json!("sleep 1000 & sleep 1000"));
+    let expected = [(&json!(pid), &begun), (&json!(sleeper), &sleeps)];
+    assert_eq!(shown.collect::<Vec<_>>(), expected);
+
+    let which = json!({"pid": pid});
+    let mut events = server.stream(&made, "Connect", &json!({"process": which}));
+    assert_eq!(events.pid(), pid);
+    for word in ["one", "two"] {
+        let input = json!({"stdin": STANDARD.encode(format!("{word}\n"))});
+        let send = json!({"process": which, "input": input});
+        assert_eq!(server.process(&made, "SendInput", &send).0, 200);
+        assert_eq!(events.line(), format!("got {word}\n"));
+    }
+    let close = json!({"process": which});
+    assert_eq!(server.process(&made, "CloseStdin", &close).0, 200);
+    assert_eq!(events.rest(), ("end\n".to_owned(), 3));
+
+    let kill = json!({"process": {"pid": sleeper}, "signal": "SIGNAL_SIGKILL"});
+    assert_eq!(server.process(&made, "SendSignal", &kill).0, 200);
+    wait_until("no command is left", || listed(&server, &made).is_empty());
+    let top = home.output(&["top", &made.id]).ok();
+    // That of `mica exec`.
+    assert_eq!(top.matches("sleep 1000").count(), 1, "{top}");
+    server.delete(&made);
+    other.wait();
+    drop(server);
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn a_port_is_reached_in_an_image_without_other_programs() {
+    let home = Home::new();
+    let server = Server::new(&home, &HOST);
+    let made = on_this_kernel(&server);
+    assert_forked(&home, server.pid());
+    let get = |port: u16, path: &str| {
+        let headers = format!(
+            "E2b-Sandbox-Id: {}\r\nE2b-Sandbox-Port: {port}\r\n",
+            made.id
+        );
+        let (status, body) = server.ask(&format!("GET {path}"), &headers, b"");
+        (status, body.text())
+    };
+    // No program but the server can be run, then.
+    let script = "cd /tmp; echo page >page; head -c 3000000 /dev/zero | tr '\\0' x >large; \
+        cp /bin/busybox /tmp/httpd; rm -r /bin; exec /tmp/httpd -f -p 127.0.0.1:8000";
+    let (_, _events) = server.start(&made, script, false);
+    wait_until("the server answers", || get(8000, "/page").0 == 200);
+    assert_eq!(get(8000, "/page").1, "page\n");
+    assert_eq!(get(8000, "/large").1.len(), 3_000_000);
+    assert_eq!(get(8000, "/none").0, 404);
+    let (status, said) = get(8001, "/");
+    assert_eq!(status, 502);
+    assert!(said.contains("port is not open"), "{said}");
+    server.delete(&made);
+    drop(server);
+    home.assert_nothing_left();
 }

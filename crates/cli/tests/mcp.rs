@@ -11,6 +11,7 @@ use client::Client;
 
 use micabox_testing::DockerRegistry;
 use serde_json::{Value, json};
+use support::host::assert_forked;
 use support::{Home, PATIENCE, wait_until};
 
 const TOOLS: [&str; 11] = [
@@ -571,6 +572,7 @@ fn a_pull_has_progress() {
         "{steps:?}"
     );
     let id = made["id"].as_str().unwrap();
+    assert_forked(&elsewhere, client.process.id());
     assert_eq!(
         client.sh(id, "cat /etc/hostname >&2; echo $FROM_IMAGE").1,
         "yes\n"

@@ -9,6 +9,7 @@ use std::time::Duration;
 use micabox_testing::{DockerRegistry, image};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use support::host::assert_forked;
 use support::{Home, wait_until};
 
 const PREAMBLE: &[u8; 12] = b"MICAOWN\n\x02\0\0\0";
@@ -254,13 +255,14 @@ fn sandboxes_end_with_the_client_unless_it_detaches_them() {
     assert_eq!(home.output(&["exec", &second, "echo", "b"]).ok(), "b\n");
 
     // Not even time to say so.
+    home.output(&["rm", "-f", &second]).ok();
     let mut client = Client::new(&home);
     client.create(1, &host);
+    assert_forked(&home, client.process.id());
     let server = Pid::from_child(&client.process);
     kill_process(server, Signal::KILL).unwrap();
     client.process.wait().unwrap();
-    wait_until("its sandbox is gone", || listed() == 1);
-    home.output(&["rm", "-f", &second]).ok();
+    wait_until("its sandbox is gone", || listed() == 0);
     home.assert_nothing_left();
 }
 

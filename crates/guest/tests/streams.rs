@@ -3,14 +3,15 @@
 mod host;
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
 
 use host::{Host, command, shell};
 use micabox_guest::exec::Stop;
-use micabox_wire::{ExitStatus, OutputStream, ToGuest, ToHost, encode};
+use micabox_wire::{ExitStatus, OutputStream, StartFailure, ToGuest, ToHost, encode};
 
 #[test]
 fn exit_codes_and_signals_are_exact() {
@@ -68,6 +69,54 @@ fn input_arrives_and_ends() {
         assert_eq!(run.status(), ExitStatus::Exited(0));
         assert!(!run.stdin_closed);
     }
+}
+
+#[test]
+fn a_connection_to_a_port_is_copied_both_ways() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let input: Vec<u8> = (0..500_000_u32).flat_map(u32::to_le_bytes).collect();
+    let server = thread::spawn(move || {
+        // One that hears all before it says something, and one that answers at once.
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut heard = Vec::new();
+        stream.read_to_end(&mut heard).unwrap();
+        stream.write_all(&heard).unwrap();
+        drop(stream);
+        let (stream, _) = listener.accept().unwrap();
+        std::io::copy(&mut &stream, &mut &stream).unwrap();
+        drop(stream);
+        // One that does not wait for the other side's end.
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"enough").unwrap();
+    });
+    let mut host = Host::new();
+    let connect = || {
+        let mut spec = command(&["\0connect", &port]);
+        spec.stdin = true;
+        spec
+    };
+    for _ in 0..2 {
+        let run = host.run_with(connect(), &input);
+        assert!(run.stdout == input, "{} bytes", run.stdout.len());
+        assert_eq!(run.status(), ExitStatus::Exited(0));
+    }
+    host.exec(1, connect());
+    let run = host.follow(&[1], 64 << 10, None).remove(&1).unwrap();
+    assert_eq!(
+        (run.text(), run.status()),
+        ("enough", ExitStatus::Exited(0))
+    );
+    server.join().unwrap();
+    for wrong in [&port, "65536", "x", ""] {
+        let run = host.run(command(&["\0connect", wrong]));
+        assert_eq!(run.failure().reason, StartFailure::Other);
+    }
+    let refused = host.run(command(&["\0connect", &port]));
+    assert_eq!(
+        refused.failure().message,
+        format!("connect to port {port}: connection refused")
+    );
 }
 
 #[test]

@@ -92,6 +92,7 @@ pub use pool::{Pool, PoolRecord};
 pub use process::{ExecOptions, Finished, Handle, Output, Process, Stdin, Stdio};
 pub use processes::GuestProcess;
 pub use resources::Resources;
+pub use running::NotedCommand;
 pub use sandbox::{Ended, Event, Sandbox};
 pub use signal::signal_number;
 pub use snapshot::{EphemeralSnapshot, SavedMachine, Snapshot};

@@ -55,6 +55,9 @@ pub struct ExecOptions {
     /// Whether the command gets SIGPIPE when it writes to an output whose descriptor nothing reads
     /// any more. Otherwise the output is dropped.
     pub sigpipe: bool,
+    /// What programs that come later are told of the command ([`SandboxRef::commands`](crate::SandboxRef::commands));
+    /// at most 64 KiB.
+    pub note: String,
 }
 
 /// How a connection gets its command.
@@ -219,6 +222,7 @@ impl Process {
                 detach: options.detach,
                 measure: options.measure,
                 sigpipe: options.sigpipe,
+                note: options.note.clone(),
                 ..exec
             })
         };
@@ -387,6 +391,13 @@ impl Handle {
     /// Sets the size of the command's terminal.
     pub fn resize(&self, size: TtySize) {
         self.command.request(&Request::Resize(size));
+    }
+
+    /// Of a command that this process is attached to: has its stdin end where the descriptor ends that it comes
+    /// from here. Without this the command keeps it, for others that attach.
+    pub fn end_stdin(&self) {
+        // A command that has ended has no stdin.
+        let _ = lock(&self.command.state).client.end_stdin(COMMAND);
     }
 
     /// Leaves the command running with its stdin open, whatever becomes of this process: as when a

@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use micabox_owner::Client;
-use micabox_owner::protocol::{Exec, Reply, Request, Stats};
+use micabox_owner::protocol::{Exec, Reply, Request, Stats, Text};
+use micabox_wire::CONNECT;
 
 use crate::name::is_valid;
 use crate::process::{Begin, ExecOptions, Process, error};
@@ -16,6 +17,17 @@ const ANSWER: Duration = Duration::from_secs(30);
 
 /// Interval of looks at a sandbox whose owner does not listen.
 const POLL: Duration = Duration::from_millis(20);
+
+/// A command that runs, with what was noted of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotedCommand {
+    /// Its process ID inside the sandbox.
+    pub pid: u32,
+    /// Whether it has a terminal.
+    pub has_terminal: bool,
+    /// [`ExecOptions::note`].
+    pub note: String,
+}
 
 impl SandboxRef {
     /// Makes a command as `docker exec` does: with the environment, user and directory that the
@@ -74,6 +86,45 @@ impl SandboxRef {
     /// to its stdin.
     pub fn attach_to(&self, pid: u32, options: ExecOptions) -> Result<Process, Error> {
         Process::start(self.connect()?, Begin::Attach(Some(pid)), options)
+    }
+
+    /// Connects to a TCP port of the sandbox's 127.0.0.1, which need not be published, and waits until the connection is
+    /// made. The process's stdin is what is sent, its stdout what comes; it ends when the other side has ended.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if nothing listens there; otherwise as [`SandboxRef::exec`].
+    pub fn connect_to(&self, port: u16, options: ExecOptions) -> Result<Process, Error> {
+        let exec = Exec {
+            argv: vec![Text(CONNECT.to_vec()), Text(port.to_string().into_bytes())],
+            beside: true,
+            ..Exec::default()
+        };
+        Process::start(self.connect()?, Begin::Exec(exec), options)
+    }
+
+    /// Lists the commands that run and were started with a [note](ExecOptions::note), by whatever program.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`]; [`Error::OwnerGone`] if the owner is of a version that keeps none.
+    pub fn commands(&self) -> Result<Vec<NotedCommand>, Error> {
+        let mut client = self.connect()?;
+        let deadline = Instant::now().checked_add(ANSWER);
+        let asked = client.request(1, &Request::Commands, &[]);
+        asked.map_err(|_| self.disconnected())?;
+        let mut list = Vec::new();
+        loop {
+            let reply = client.reply(1, deadline);
+            match reply.map_err(|_| self.disconnected())? {
+                Some(Reply::Command { pid, tty, note }) => list.push(NotedCommand {
+                    pid,
+                    has_terminal: tty,
+                    note,
+                }),
+                Some(Reply::Listed) => return Ok(list),
+                Some(Reply::Failed(failure)) => return Err(error(failure)),
+                _ => return Err(Error::OwnerGone),
+            }
+        }
     }
 
     /// Sends the first command a signal: its number on Linux, 1 to 64.

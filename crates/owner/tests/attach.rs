@@ -222,6 +222,97 @@ fn a_command_goes_on_without_its_client_and_another_one_attaches_in_frames() {
 }
 
 #[test]
+fn an_attached_clients_descriptor_ends_the_stdin_if_the_client_says_so() {
+    let mut fixture = Fixture::booted();
+    let id = detached(&mut fixture, 100);
+    let (first, mut typed, _shown) = attach(&fixture);
+    typed.write_all(b"input").unwrap();
+    first.end_stdin(1).unwrap();
+    assert_eq!(fixture.guest.receive(), stdin(id, b"input"));
+    // The client need not wait for that.
+    first.request(1, &Request::Release, &[]).unwrap();
+    typed.write_all(b"more").unwrap();
+    assert_eq!(fixture.guest.receive(), stdin(id, b"more"));
+    drop(typed);
+    assert_eq!(fixture.guest.receive(), ToGuest::CloseStdin { id });
+}
+
+#[test]
+fn an_attached_client_ends_the_stdin_after_its_descriptor_has_ended() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let exec = Exec {
+        stdin: Place::Idle,
+        ..framed()
+    };
+    let id = start(&mut client, &mut fixture.guest, exec, 100);
+    let attach = |client: &mut Client| {
+        let request = Request::Attach(Attach {
+            pid: Some(7),
+            stdin: Place::Descriptor,
+            ..Attach::default()
+        });
+        let (theirs, ours) = std::io::pipe().unwrap();
+        client.request(1, &request, &[theirs.as_fd()]).unwrap();
+        (reply(client, 1), ours)
+    };
+    let mut first = fixture.connect();
+    let (answer, typed) = attach(&mut first);
+    assert_eq!(answer, attached(true, 0));
+    drop(typed);
+    // Until the owner has seen the descriptor's end, another client is refused.
+    let mut second = fixture.connect();
+    while matches!(attach(&mut second).0, Reply::Failed(_)) {}
+    second.request(1, &Request::Release, &[]).unwrap();
+    second.request(2, &Request::Info, &[]).unwrap();
+    reply(&mut second, 2);
+    first.end_stdin(1).unwrap();
+    assert_eq!(fixture.guest.receive(), ToGuest::CloseStdin { id });
+}
+
+#[test]
+fn commands_with_a_note_are_listed_to_other_clients() {
+    let mut fixture = Fixture::booted();
+    let (mut first, mut second) = (fixture.connect(), fixture.connect());
+    let exec = Exec {
+        note: "of the first".to_owned(),
+        detach: true,
+        ..framed()
+    };
+    let long = Exec {
+        note: "x".repeat((64 << 10) + 1),
+        ..framed()
+    };
+    first
+        .request(1, &Request::Exec(Box::new(long)), &[])
+        .unwrap();
+    assert_eq!(refused(&mut first).0, Kind::Invalid);
+    let id = start(&mut first, &mut fixture.guest, exec, 0);
+    start(&mut second, &mut fixture.guest, framed(), 0);
+    drop(first);
+    let listed = |fixture: &Fixture| {
+        let mut client = fixture.connect();
+        client.request(3, &Request::Commands, &[]).unwrap();
+        let mut notes = Vec::new();
+        loop {
+            match reply(&mut client, 3) {
+                Reply::Command { pid, tty, note } => notes.push((pid, tty, note)),
+                Reply::Listed => return notes,
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    assert_eq!(listed(&fixture), [(7, false, "of the first".to_owned())]);
+    let status = ExitStatus::Exited(0);
+    fixture.guest.send(ToHost::Exited { id, status });
+    // Once the end has been seen.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !listed(&fixture).is_empty() {
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[test]
 fn a_client_that_is_attached_in_frames_and_does_not_read_holds_only_its_command_back() {
     let mut fixture = Fixture::booted();
     let mut client = fixture.connect();

@@ -65,7 +65,7 @@ pub use setup::{Mount, MountSource, MountedDisk, Setup, Tmpfs};
 
 /// The protocol's version. Host and guest must agree exactly: they are built and shipped together,
 /// so there is nothing to negotiate.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// The program's name for the agent's list of processes: no file's name has a NUL byte.
 ///
@@ -74,6 +74,13 @@ pub const VERSION: u32 = 12;
 /// second), the tick since boot at which it started, resident KiB, and its arguments or name, without
 /// control characters.
 pub const PROCESSES: &[u8] = b"\0processes";
+
+/// The program's name for a connection to a TCP port of the sandbox's 127.0.0.1, which is the only
+/// argument, in decimal digits.
+///
+/// The command starts when the connection is made, and fails to start otherwise. Its stdin is sent, with its
+/// end; what is received is written to stdout, and the command ends when the other side does.
+pub const CONNECT: &[u8] = b"\0connect";
 
 /// Maximum number of bytes of stdin or output in one message. Longer data is sent as several
 /// messages, so that commands share the stream fairly.

@@ -41,21 +41,36 @@ pub fn reply(answer: Result<Value, Problem>) -> Response {
     }
 }
 
+/// Answers a call with one reply, which `perform` makes of the request.
+pub async fn call<Ask: DeserializeOwned, Work: Future<Output = Result<Value, Problem>>>(
+    body: Incoming,
+    perform: impl FnOnce(Ask) -> Work,
+) -> Answer {
+    let answer = match http::read(body).await {
+        Ok(ask) => perform(ask).await,
+        Err(problem) => Err(problem),
+    };
+    Ok(reply(answer))
+}
+
 /// The reply of a call that streams its messages.
-pub fn stream(body: Body) -> Response {
+fn stream(body: Body) -> Response {
     let mut reply = hyper::Response::new(body);
     http::set_type(&mut reply, "application/connect+json");
     reply
 }
 
 /// The reply of a call that streams, and that has failed before its first message.
-pub fn failed(problem: &Problem) -> Response {
+fn failed(problem: &Problem) -> Response {
     stream(http::full(end(Some(problem))))
 }
 
 /// The reply of a call whose request is a stream.
-pub fn one(value: &Value) -> Response {
-    stream(http::full([message(value), end(None)].concat()))
+pub fn one(answer: Result<Value, Problem>) -> Response {
+    match answer {
+        Ok(value) => stream(http::full([message(&value), end(None)].concat())),
+        Err(problem) => failed(&problem),
+    }
 }
 
 /// Encodes a message of a stream.
@@ -64,7 +79,7 @@ pub fn message(message: &impl Serialize) -> Bytes {
 }
 
 /// Encodes a stream's end.
-pub fn end(problem: Option<&Problem>) -> Bytes {
+fn end(problem: Option<&Problem>) -> Bytes {
     let body = match problem {
         Some(problem) => {
             json!({"error": {"code": problem.kind.code(), "message": problem.message}})
@@ -168,7 +183,15 @@ pub enum Piece {
 }
 
 /// Passes a stream on to the client, until its end, the client's, or the end of its time. What comes is dropped then.
-pub fn relay(mut from: mpsc::Receiver<Piece>, timing: Timing, keepalive: &Value) -> Response {
+pub fn relay(
+    begun: Result<mpsc::Receiver<Piece>, Problem>,
+    timing: Timing,
+    keepalive: &Value,
+) -> Response {
+    let mut from = match begun {
+        Ok(from) => from,
+        Err(problem) => return failed(&problem),
+    };
     let (pieces, body) = http::later();
     let keepalive = message(keepalive);
     let far = Instant::now() + FAR;

@@ -123,6 +123,7 @@ impl Server {
     pub fn forget(&self, id: &str) {
         self.deadlines.lock().remove(id);
         self.contexts.forget(id);
+        self.processes.known.forget(id);
     }
 
     /// Gives a sandbox so many seconds from now.

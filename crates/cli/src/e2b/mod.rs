@@ -77,6 +77,7 @@ struct Server {
 
 /// Serves until a signal ends this process. The sandboxes go on.
 pub fn execute(args: Args) -> Outcome {
+    micabox::fork_processes();
     // A terminal's Ctrl-C is for this process alone: the sandboxes' owners are not of its group.
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     let key = Key::of(sandboxes.store().root())?;

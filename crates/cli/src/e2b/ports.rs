@@ -1,6 +1,6 @@
 //! Ports of programs in a sandbox: requests for them, WebSockets too, are passed on as they are.
 //!
-//! A port that was not published is reached from inside: by a shell there, whose stdin and stdout are the connection.
+//! A port need not be published: the sandbox's agent connects to it.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 use hyper::StatusCode;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use micabox::{Handle, Overrides};
+use micabox::Handle;
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::io::copy_bidirectional;
@@ -17,19 +17,9 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::Server;
 use super::envd::Running;
-use super::http::{self, Answer, Request, Response, blocking};
+use super::http::{self, Answer, Request, Response};
 use super::problem::Problem;
 use super::sandbox::Served;
-
-/// Connects to a port, and copies both ways until the other side is done or a signal says that this one is.
-const CONNECT: &str = r#"
-exec 3<>"/dev/tcp/127.0.0.1/$1" 4<&0 || exit 1
-trap 'kill $there $back' TERM
-cat <&4 >&3 & there=$!
-cat <&3 & back=$!
-wait $back
-kill $there $back 2>/dev/null
-"#;
 
 /// Headers for this server.
 const OURS: [&str; 4] = [
@@ -63,13 +53,13 @@ pub async fn answer(
         .parse()
         .map_err(|error: hyper::http::uri::InvalidUri| Problem::invalid(error.to_string()))?;
     let closed = || closed(&served, port);
-    let Ok(running) = connect(&served, port).await else {
+    let Ok(running) = Running::connect(served.sandbox.clone(), port).await else {
         return Ok(closed());
     };
     let Some(stdin) = running.stdin else {
         return Ok(closed());
     };
-    let pipes = TokioIo::new(tokio::io::join(running.stdout, stdin));
+    let pipes = TokioIo::new(tokio::io::join(running.stdout, stdin.pipe));
     let Ok((mut sender, connection)) = http1::handshake(pipes).await else {
         return Ok(closed());
     };
@@ -110,27 +100,8 @@ struct Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.handle.signal(Signal::TERM.as_raw());
+        self.handle.signal(Signal::KILL.as_raw());
     }
-}
-
-async fn connect(served: &Served, port: u16) -> Result<Running, Problem> {
-    let sandbox = served.sandbox.clone();
-    let command = blocking(move || {
-        let port = port.to_string();
-        let overrides = Overrides {
-            args: ["/bin/bash", "-c", CONNECT, "connect", &port]
-                .map(Into::into)
-                .into(),
-            user: Some("0".to_owned()),
-            workdir: Some("/".into()),
-            ..Overrides::default()
-        };
-        let mut command = sandbox.command(&overrides)?;
-        command.stdin = true;
-        Ok(command)
-    });
-    Running::start(served.sandbox.clone(), command.await?).await
 }
 
 /// What E2B says of a port at which nothing listens.

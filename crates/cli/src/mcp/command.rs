@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use micabox::{EnvChange, ExecOptions, ExitStatus, Handle, Overrides, SandboxRef, Stdio};
+use micabox::{EnvChange, ExecOptions, ExitStatus, Handle, Overrides, Stdio};
 use rmcp::schemars::JsonSchema;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -119,7 +119,7 @@ impl Tool for RunCommand {
         let started = Instant::now();
         let process = sandbox.exec_with(&command, options);
         let mut process = process.map_err(start_failure)?;
-        let (handle, session) = (process.handle(), process.pid());
+        let handle = process.handle();
         let killed = handle.clone();
         let _watch = call.when_cancelled(move || killed.signal(Signal::KILL.as_raw()));
         let heard = Heard {
@@ -152,9 +152,6 @@ impl Tool for RunCommand {
         let was_killed = status == ExitStatus::Signaled(Signal::KILL.as_raw());
         let is_late = timeout.is_some_and(|timeout| started.elapsed() >= timeout);
         let timed_out = handle.timed_out() || was_killed && is_late;
-        if timed_out || call.is_cancelled() {
-            kill_rest(&sandbox, session);
-        }
         Ok(Ran {
             exit_code: status.code(),
             timed_out,
@@ -163,28 +160,6 @@ impl Tool for RunCommand {
             stdout_left_out,
             stderr_left_out,
         })
-    }
-}
-
-/// Kills what a command that was ended has left of its session, if the image has a shell for it. A script is
-/// mostly waiting for another program, which gets no signal of its own.
-pub fn kill_rest(sandbox: &SandboxRef, session: u32) {
-    let script = format!("kill -9 -- -{session}");
-    let overrides = Overrides {
-        args: [SHELL, "-c", &script].map(Into::into).into(),
-        user: Some("0".to_owned()),
-        ..Overrides::default()
-    };
-    let options = ExecOptions {
-        timeout: Some(GRACE),
-        ..ExecOptions::default()
-    };
-    // Where that fails, the sandbox is gone or has no shell.
-    let Ok(command) = sandbox.command(&overrides) else {
-        return;
-    };
-    if let Ok(process) = sandbox.exec_with(&command, options) {
-        let _ = process.handle().wait_timeout(GRACE);
     }
 }
 

@@ -23,8 +23,6 @@ use micabox::{SandboxRef, Sandboxes};
 use rmcp::ServiceExt;
 use rmcp::service::ServerInitializeError;
 
-pub use command::kill_rest;
-
 use crate::failure::Failure;
 use crate::output::write_stderr;
 use crate::serve::held::Held;
@@ -63,6 +61,7 @@ impl Server {
 /// Serves the client until stdin ends, and what runs then for a few seconds more.
 pub fn execute(args: Args) -> Outcome {
     use std::io::IsTerminal;
+    micabox::fork_processes();
     if std::io::stdin().is_terminal() {
         write_stderr(
             "mica: this is for MCP clients, which start it; it waits for their requests\n",

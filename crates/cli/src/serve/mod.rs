@@ -59,6 +59,7 @@ pub fn execute(args: &Args) -> Outcome {
         return Err(Failure::new("stdout is a terminal, and no program's")
             .hint("`mica run` and all other commands are for people"));
     }
+    micabox::fork_processes();
     // A terminal's Ctrl-C is the program's, which decides what ends.
     let _ = rustix::process::setsid();
     let store = settings::store()?;

@@ -55,6 +55,21 @@ pub fn wait_until_gone(home: &Home, first: u32) {
     home.assert_nothing_left();
 }
 
+/// Fails unless the owner of the only sandbox was forked by the zygote of the program that made it.
+pub fn assert_forked(home: &Home, program: u32) {
+    let children = fs::read_to_string(format!("/proc/{program}/task/{program}/children"));
+    let children = children.unwrap();
+    let is_zygote = |pid: &&str| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).next() == Some(b"mica-zygote")
+    };
+    let zygote = children.split_whitespace().find(is_zygote);
+    let status = fs::read_to_string(format!("/proc/{}/status", home.owner())).unwrap();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    assert!(zygote.is_some(), "{children}");
+    assert_eq!(parent.map(str::trim), zygote);
+}
+
 /// Kills the processes that hold images of this store.
 pub fn kill_holders(home: &Home) {
     for pid in home.processes("mica-lower") {

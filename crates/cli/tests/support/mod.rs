@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 pub mod dns;
+pub mod e2b;
 pub mod exec;
 pub mod host;
 pub mod share;

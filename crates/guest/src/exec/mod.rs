@@ -8,6 +8,7 @@ mod channel;
 pub(crate) mod child;
 mod command;
 mod confinement;
+mod connect;
 mod environment;
 mod files;
 mod filter;

@@ -21,6 +21,7 @@ use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use super::child::{close_others, enter, exit, last_errno, reset_signals};
 use super::confinement::{self, bound_capabilities, drop_capabilities, set_ulimits};
+use super::connect;
 use super::environment::{DEFAULT_PATH, Environment};
 use super::files;
 use super::processes;
@@ -94,6 +95,11 @@ fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, Star
 
     if is_list(spec) {
         list_processes(order, pid);
+    }
+    if connect::is_connection(spec) {
+        let stream = connect::begin(spec)?;
+        report_started(order);
+        exit(connect::copy(&stream));
     }
     see_folders(order.place);
     let identity = find_user(&spec.user, &spec.confinement.groups)?;
@@ -170,7 +176,7 @@ fn see_folders(place: &Place) {
 
 /// Returns whether the command is the agent's own, and no program.
 pub fn is_own(spec: &Exec) -> bool {
-    is_list(spec) || files::is_operation(spec)
+    is_list(spec) || files::is_operation(spec) || connect::is_connection(spec)
 }
 
 /// Returns whether the command is the agent's list of processes.

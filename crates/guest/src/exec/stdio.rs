@@ -1,5 +1,6 @@
 //! A command's standard streams: pipes, or a terminal.
 
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use micabox_wire::TtySize;
@@ -115,4 +116,23 @@ fn duplicate(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
 pub fn set_nonblocking(fd: &OwnedFd) -> rustix::io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
+}
+
+/// A standard stream, unbuffered.
+pub struct Stream<'a>(pub BorrowedFd<'a>);
+
+impl Read for Stream<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::read(self.0, buffer)?)
+    }
+}
+
+impl Write for Stream<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(self.0, bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

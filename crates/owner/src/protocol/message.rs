@@ -23,6 +23,9 @@ pub enum Request {
     /// number stands for the command until then, for signals, sizes and credit; the command
     /// continues when the connection ends.
     Attach(Attach),
+    /// Request for a [`Reply::Command`] for each command that runs and has an [`Exec::note`], whatever
+    /// client has started it, and [`Reply::Listed`].
+    Commands,
     /// Send the command's process group a signal: its number on Linux x86-64, 1 to 64. The command
     /// with the sandbox's lifetime is sent it alone.
     Signal {
@@ -156,6 +159,10 @@ pub struct Exec {
     /// The command gets SIGPIPE when nothing reads an output's descriptor any more. Without this,
     /// the output is dropped.
     pub sigpipe: bool,
+    /// What clients that come later are told of the command ([`Request::Commands`]); at most
+    /// [`MAX_NOTE`](super::MAX_NOTE) bytes.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub note: String,
 }
 
 /// A command to attach to, and where its streams go.
@@ -288,6 +295,17 @@ pub enum Reply {
         #[serde(default)]
         window: u32,
     },
+    /// A command that runs, in a list.
+    Command {
+        /// Its process ID inside the sandbox.
+        pid: u32,
+        /// Whether it has a terminal.
+        tty: bool,
+        /// As [`Exec::note`].
+        note: String,
+    },
+    /// The list of commands is complete.
+    Listed,
     /// Grant: so many more bytes of stdin may be sent.
     Credit {
         /// Bytes.

@@ -34,6 +34,9 @@ pub const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes of a stream in one frame.
 pub const MAX_DATA: usize = micabox_wire::MAX_DATA;
 
+/// Most bytes of [`Exec::note`].
+pub const MAX_NOTE: usize = 64 << 10;
+
 const MAGIC: &[u8; 8] = b"MICAOWN\n";
 
 /// Returns the preamble of this version.

@@ -395,7 +395,9 @@ impl Owner {
                 self.link.outbox.push(ToGuest::Stdin { id, data });
             }
             // The command keeps its stdin when an attached client's ends.
-            None if command.input_of.take().is_some() => command.stdin = Input::Idle,
+            None if command.input_of.take().is_some() && !command.input_ends => {
+                command.stdin = Input::Idle;
+            }
             None => {
                 command.stdin = Input::Closed;
                 self.link.outbox.push(ToGuest::CloseStdin { id });

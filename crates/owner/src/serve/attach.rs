@@ -105,6 +105,25 @@ impl Owner {
         }
     }
 
+    /// Lists the commands that run and have a note.
+    pub(super) fn list(&mut self, client: ClientId, number: u32) {
+        let running = self.commands.values().filter(|command| command.runs());
+        let noted = running.filter(|command| !command.note.is_empty());
+        let mut list: Vec<_> = noted
+            .filter_map(|command| {
+                Some(Reply::Command {
+                    pid: *command.start.as_ref()?.as_ref().ok()?,
+                    tty: command.has_tty,
+                    note: command.note.clone(),
+                })
+            })
+            .collect();
+        list.push(Reply::Listed);
+        for reply in list {
+            self.send(client, number, &reply);
+        }
+    }
+
     /// Returns the number of the command with this PID, if it runs.
     fn running_with(&self, pid: u32) -> Result<u32, Failure> {
         let mut commands = self.commands.iter();
@@ -185,7 +204,8 @@ impl Owner {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
         };
-        if command.input_of == Some(us) {
+        // What the descriptor of a client that has ended the stdin still has is read first.
+        if command.input_of == Some(us) && !command.input_ends {
             command.input_of = None;
             if !matches!(command.stdin, Input::Closed) {
                 command.stdin = Input::Idle;

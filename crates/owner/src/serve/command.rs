@@ -41,6 +41,10 @@ pub(super) struct Command {
     pub(super) has_tty: bool,
     /// The attached client that its stdin comes from.
     pub(super) input_of: Option<(ClientId, u32)>,
+    /// Its stdin ends where that client's descriptor does.
+    pub(super) input_ends: bool,
+    /// What its client said of it to others.
+    pub(super) note: String,
     /// Its time is over, and it has got its stop signal but no SIGKILL.
     pub(super) timed_out: bool,
     /// How long it may run, and the time between its stop signal and SIGKILL.
@@ -120,6 +124,8 @@ impl Command {
             is_noted: false,
             has_tty: false,
             input_of: None,
+            input_ends: false,
+            note: String::new(),
             timed_out: false,
             is_abandoned: false,
             answer_by: None,
@@ -137,6 +143,7 @@ impl Command {
             stdout: Output::new(Sink::Held, window),
             stderr: Output::new(Sink::Held, window),
             has_tty: exec.tty.is_some(),
+            note: exec.note.clone(),
             ..Self::unclaimed()
         };
         command.claim(client, exec, streams);

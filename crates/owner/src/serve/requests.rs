@@ -13,7 +13,7 @@ use super::command::{self, Command, Input, Sink, Streams};
 use super::freezer::{Beat, FreezeRequest};
 use crate::descriptor::{Descriptor, Way};
 use crate::protocol::frame::Pipe;
-use crate::protocol::{Exec, Failure, Frame, Kind, Place, Reply, Request};
+use crate::protocol::{Exec, Failure, Frame, Kind, MAX_NOTE, Place, Reply, Request};
 
 impl Owner {
     /// Handles a connection that is readable, is writable, or has ended.
@@ -120,6 +120,10 @@ impl Owner {
             Request::Exec(exec) => self.exec(client, number, &exec),
             Request::Reattach(exec) => self.reattach(client, number, &exec),
             Request::Attach(attach) => self.attach(client, number, &attach),
+            Request::Commands => {
+                self.list(client, number);
+                Ok(())
+            }
             Request::Signal { signal } => self.on_any(client, number, |owner, id| {
                 owner.signal(id, signal);
             }),
@@ -254,6 +258,10 @@ impl Owner {
         self.check_new(client, number)?;
         if exec.argv.is_empty() {
             return Err(Failure::new(Kind::Invalid, "no program to run"));
+        }
+        if exec.note.len() > MAX_NOTE {
+            let message = format!("the note is longer than {MAX_NOTE} bytes");
+            return Err(Failure::new(Kind::Invalid, message));
         }
         while self.commands.contains_key(&self.next_command) {
             self.next_command = self.next_command.wrapping_add(1);
@@ -391,10 +399,21 @@ impl Owner {
         let Some(id) = self.command_of(client, number) else {
             return;
         };
-        let Some(command) = self.commands.get_mut(&id) else {
+        let (us, is_attached) = (Some((client, number)), self.is_attached(client, number));
+        let Some(command) = self.commands.get_mut(&id).filter(|command| command.runs()) else {
             return;
         };
-        if command.typist() != Some((client, number)) || !command.runs() {
+        let is_ours = match command.stdin {
+            Input::Descriptor(_) if data.is_empty() && command.input_of == us => {
+                // What is in the descriptor comes first.
+                command.input_ends = true;
+                return;
+            }
+            // An attached client's descriptor has ended already.
+            Input::Idle => data.is_empty() && is_attached && command.input_of.is_none(),
+            _ => command.typist() == us,
+        };
+        if !is_ours {
             return;
         }
         if data.is_empty() {

@@ -50,7 +50,7 @@ impl Interpreter {
             ends.ok_or_else(|| Problem::new(Kind::Internal, "the interpreter has no pipes"))?;
         let mut interpreter = Self {
             handle: running.handle,
-            stdin,
+            stdin: stdin.pipe,
             stdout: running.stdout,
             stderr,
             bytes: BytesMut::new(),

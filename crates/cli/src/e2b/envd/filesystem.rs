@@ -1,5 +1,6 @@
 //! The calls of `filesystem.Filesystem`.
 
+use std::future::ready;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::accounts::{Accounts, Place};
 use super::{entry, watch};
-use crate::e2b::http::{Answer, Request, blocking, read};
+use crate::e2b::http::{Answer, Request, blocking};
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 use crate::e2b::{Server, connect};
@@ -38,31 +39,20 @@ pub async fn answer(
     call: &str,
     request: Request,
 ) -> Answer {
-    match call {
-        "WatchDir" => return watch::stream(server, served, user, request).await,
+    if call == "WatchDir" {
+        return watch::stream(server, served, user, request).await;
+    }
+    let body = request.into_body();
+    let perform: fn(&Place, &Ask) -> Result<Value, Problem> = match call {
         "CreateWatcher" => {
-            let ask = read(request.into_body()).await;
-            let answer = match ask {
-                Ok(ask) => watch::create(&server, served, user, ask).await,
-                Err(problem) => Err(problem),
-            };
-            return Ok(connect::reply(answer));
+            return connect::call(body, |ask| watch::create(&server, served, user, ask)).await;
         }
         "GetWatcherEvents" => {
-            let ask = read(request.into_body()).await;
-            return Ok(connect::reply(
-                ask.and_then(|ask| watch::events(&server, &served, &ask)),
-            ));
+            return connect::call(body, |ask| ready(watch::events(&server, &served, &ask))).await;
         }
         "RemoveWatcher" => {
-            let ask = read(request.into_body()).await;
-            return Ok(connect::reply(
-                ask.and_then(|ask| watch::remove(&server, &served, &ask)),
-            ));
+            return connect::call(body, |ask| ready(watch::remove(&server, &served, &ask))).await;
         }
-        _ => {}
-    }
-    let perform: fn(&Place, &Ask) -> Result<Value, Problem> = match call {
         "Stat" => stat,
         "ListDir" => list,
         "MakeDir" => make,
@@ -70,18 +60,13 @@ pub async fn answer(
         "Remove" => remove,
         call => return connect::unknown(call),
     };
-    let ask: Result<Ask, Problem> = read(request.into_body()).await;
-    let answer = match ask {
-        Ok(ask) => {
-            blocking(move || {
-                let place = Place::of(&served, user.as_deref())?;
-                perform(&place, &ask)
-            })
-            .await
-        }
-        Err(problem) => Err(problem),
-    };
-    Ok(connect::reply(answer))
+    connect::call(body, |ask| {
+        blocking(move || {
+            let place = Place::of(&served, user.as_deref())?;
+            perform(&place, &ask)
+        })
+    })
+    .await
 }
 
 fn described(files: &Files, path: &Path) -> Result<Value, Problem> {

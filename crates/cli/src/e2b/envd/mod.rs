@@ -4,6 +4,7 @@ mod accounts;
 mod entry;
 mod events;
 mod filesystem;
+mod kept;
 mod process;
 mod running;
 mod table;

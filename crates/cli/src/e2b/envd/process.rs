@@ -1,6 +1,7 @@
 //! The calls of `process.Process`.
 
 use std::collections::BTreeMap;
+use std::future::ready;
 use std::sync::Arc;
 
 use base64::Engine;
@@ -9,15 +10,15 @@ use hyper::body::Incoming;
 use micabox::{Command, EnvChange, Error, FileKind, Overrides, TtySize};
 use rustix::process::Signal;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::accounts::Place;
+use super::kept::Note;
 use super::running::Running;
 use super::table::{Process, Selector};
 use crate::e2b::Server;
 use crate::e2b::connect::{self, Messages, Timing};
-use crate::e2b::http::{Answer, Request, blocking, read};
+use crate::e2b::http::{Answer, Request, blocking};
 use crate::e2b::problem::Problem;
 use crate::e2b::sandbox::Served;
 
@@ -114,81 +115,63 @@ pub async fn answer(
     call: &str,
     request: Request,
 ) -> Answer {
+    server.processes.take_over(&served).await;
     let (head, body) = request.into_parts();
     let timing = Timing::of(&head.headers);
     let keepalive = json!({"event": {"keepalive": {}}});
+    let (all, of) = (&server, &served);
     match call {
         "Start" => {
             let started = start(&server, served, user, body, timing).await;
-            return Ok(match started {
-                Ok(rest) => connect::relay(rest, timing, &keepalive),
-                Err(problem) => connect::failed(&problem),
-            });
+            Ok(connect::relay(started, timing, &keepalive))
         }
         "Connect" => {
             let ask = Messages::new(body).only::<Ask>().await;
-            let heard = ask.and_then(|ask| ask.find(&server, &served)?.hear());
-            return Ok(match heard {
-                Ok(rest) => connect::relay(rest, timing, &keepalive),
-                Err(problem) => connect::failed(&problem),
-            });
+            let heard = ask.and_then(|ask| ask.find(all, of)?.hear());
+            Ok(connect::relay(heard, timing, &keepalive))
         }
-        "StreamInput" => {
-            let done = stream_input(&server, &served, body).await;
-            return Ok(match done {
-                Ok(()) => connect::one(&json!({})),
-                Err(problem) => connect::failed(&problem),
-            });
-        }
-        _ => {}
-    }
-    let answer = match call {
-        "List" => Ok(list(&server, &served)),
+        "StreamInput" => Ok(connect::one(stream_input(all, of, body).await)),
+        "List" => Ok(connect::reply(Ok(list(all, of)))),
         "SendInput" => {
-            async {
-                let ask: Ask = asked(body).await?;
-                let process = ask.find(&server, &served)?;
-                let input = ask
-                    .input
-                    .ok_or_else(|| Problem::invalid("input is missing"))?;
-                input.write(&process).await
-            }
-            .await
+            let send = |ask: Ask| async move {
+                let process = ask.find(all, of)?;
+                let missing = || Problem::invalid("input is missing");
+                ask.input.ok_or_else(missing)?.write(&process).await?;
+                Ok(json!({}))
+            };
+            connect::call(body, send).await
         }
         "CloseStdin" => {
-            async {
-                asked::<Ask>(body)
-                    .await?
-                    .find(&server, &served)?
-                    .close()
-                    .await
-            }
-            .await
+            let close = |ask: Ask| async move {
+                ask.find(all, of)?.close().await?;
+                Ok(json!({}))
+            };
+            connect::call(body, close).await
         }
-        .map(|()| json!({})),
         "SendSignal" => {
-            async {
-                let ask: Ask = asked(body).await?;
-                let signal = ask.signal()?;
-                ask.find(&server, &served)?.signal(signal).await
-            }
-            .await
+            let signal = |ask: Ask| {
+                let signaled = ask.signal().and_then(|signal| {
+                    ask.find(all, of)?.signal(signal);
+                    Ok(json!({}))
+                });
+                ready(signaled)
+            };
+            connect::call(body, signal).await
         }
-        .map(|()| json!({})),
-        "Update" => asked::<Ask>(body).await.and_then(|ask| {
-            let process = ask.find(&server, &served)?;
-            if let Some(pty) = ask.pty.filter(|_| process.has_terminal) {
-                process.handle.resize(pty.size.into());
-            }
-            Ok(json!({}))
-        }),
-        call => return connect::unknown(call),
-    };
-    Ok(connect::reply(answer))
-}
-
-async fn asked<T: DeserializeOwned>(body: Incoming) -> Result<T, Problem> {
-    read(body).await
+        "Update" => {
+            let update = |ask: Ask| {
+                let updated = ask.find(all, of).map(|process| {
+                    if let Some(pty) = ask.pty.filter(|_| process.has_terminal) {
+                        process.handle.resize(pty.size.into());
+                    }
+                    json!({})
+                });
+                ready(updated)
+            };
+            connect::call(body, update).await
+        }
+        call => connect::unknown(call),
+    }
 }
 
 impl Which {
@@ -221,7 +204,7 @@ impl Ask {
 }
 
 impl Input {
-    async fn write(&self, process: &Process) -> Result<Value, Problem> {
+    async fn write(&self, process: &Process) -> Result<(), Problem> {
         let encoded = match (&self.stdin, &self.pty) {
             (Some(bytes), None) if !process.has_terminal => bytes,
             (None, Some(bytes)) if process.has_terminal => bytes,
@@ -233,15 +216,15 @@ impl Input {
         };
         let bytes = STANDARD.decode(encoded);
         let bytes = bytes.map_err(|_| Problem::invalid("the input is not in base64"))?;
-        process.write(&bytes).await?;
-        Ok(json!({}))
+        process.write(&bytes).await
     }
 }
 
 fn list(server: &Server, served: &Served) -> Value {
     let all = server.processes.of(served.id()).into_iter().map(|process| {
-        let mut shown = json!({"pid": process.pid, "config": process.config});
-        if let (Some(tag), Some(shown)) = (&process.tag, shown.as_object_mut()) {
+        let note = &process.note;
+        let mut shown = json!({"pid": process.pid, "config": note.config});
+        if let (Some(tag), Some(shown)) = (&note.tag, shown.as_object_mut()) {
             shown.insert("tag".to_owned(), json!(tag));
         }
         shown
@@ -249,7 +232,7 @@ fn list(server: &Server, served: &Served) -> Value {
     json!({"processes": all.collect::<Vec<_>>()})
 }
 
-async fn stream_input(server: &Server, served: &Served, body: Incoming) -> Result<(), Problem> {
+async fn stream_input(server: &Server, served: &Served, body: Incoming) -> Result<Value, Problem> {
     let mut messages = Messages::new(body);
     let mut process = None;
     while let Some(message) = messages.next::<Streamed>().await? {
@@ -263,7 +246,7 @@ async fn stream_input(server: &Server, served: &Served, body: Incoming) -> Resul
             more.input.write(process).await?;
         }
     }
-    Ok(())
+    Ok(json!({}))
 }
 
 async fn start(
@@ -281,10 +264,11 @@ async fn start(
         "envs": start.process.envs,
         "cwd": start.process.cwd,
     });
-    let tag = start.tag.clone();
+    let note = Note::new(config, start.tag.clone(), timing.timeout);
     let again = served.clone();
     let command = blocking(move || start.command(&again, user.as_deref())).await?;
-    let first = Running::start(served.sandbox.clone(), command.clone()).await;
+    let begin = |command| Running::keep(served.sandbox.clone(), command, note.text());
+    let first = begin(command.clone()).await;
     let running = match first {
         Err(_)
             if command.argv.first().is_some_and(|name| name == BASH)
@@ -294,16 +278,12 @@ async fn start(
             if let Some(name) = command.argv.first_mut() {
                 *name = SH.into();
             }
-            Running::start(served.sandbox.clone(), command).await
+            begin(command).await
         }
         first => first,
     };
-    let (process, rest) =
-        (server.processes).follow(served.sandbox.clone(), running?, config, tag)?;
-    if let Some(time) = timing.timeout {
-        process.limit(time);
-    }
-    Ok(rest)
+    let running = running?;
+    server.processes.follow(served.id(), running, note)
 }
 
 async fn has(served: &Served, path: &'static str) -> bool {

@@ -1,4 +1,4 @@
-//! The commands that this server has started, and who hears their output.
+//! The commands of this server's clients, and who hears their output.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,18 +7,17 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use micabox::{ExitStatus, Handle, SandboxRef};
+use micabox::{ExitStatus, Handle};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::unix::pipe::{Receiver, Sender};
+use tokio::net::unix::pipe::Receiver;
 use tokio::sync::mpsc;
 
-use super::running::{Running, ended};
+use super::kept::{Known, Note};
+use super::running::{Input, Running, ended};
 use crate::e2b::connect::{self, Piece};
-use crate::e2b::http::blocking;
 use crate::e2b::problem::{Kind, Problem};
-use crate::mcp::kill_rest;
 
 /// Most commands of a server at a time, and most clients that hear one.
 const COMMANDS: usize = 1000;
@@ -33,54 +32,57 @@ const PIECES: usize = 16;
 /// How much later a command is killed than its client hears that its time is over.
 const LAG: Duration = Duration::from_millis(200);
 
-/// All commands, by sandbox and process ID.
+/// All commands.
 #[derive(Debug, Default)]
-pub struct Processes(Mutex<HashMap<(String, u32), Arc<Process>>>);
+pub struct Processes {
+    /// By sandbox and process ID.
+    all: Mutex<HashMap<(String, u32), Arc<Process>>>,
+    pub known: Known,
+}
 
 /// A command that runs.
 #[derive(Debug)]
 pub struct Process {
     pub pid: u32,
-    pub tag: Option<String>,
-    /// As the client gave it.
-    pub config: Value,
+    pub note: Note,
     pub has_terminal: bool,
     pub handle: Handle,
-    sandbox: SandboxRef,
-    stdin: tokio::sync::Mutex<Option<Sender>>,
+    stdin: tokio::sync::Mutex<Option<Input>>,
     /// None once it is over.
     clients: Mutex<Option<Vec<mpsc::Sender<Piece>>>>,
 }
 
 impl Processes {
-    /// Follows a command to its end. Returns it, and what its first client hears.
+    /// Follows a command to its end, which is that of its time at the latest. Returns what its first client
+    /// hears.
     pub fn follow(
         self: &Arc<Self>,
-        sandbox: SandboxRef,
+        sandbox: &str,
         running: Running,
-        config: Value,
-        tag: Option<String>,
-    ) -> Result<(Arc<Process>, mpsc::Receiver<Piece>), Problem> {
+        note: Note,
+    ) -> Result<mpsc::Receiver<Piece>, Problem> {
+        let time = note.left();
         let process = Arc::new(Process {
             pid: running.pid,
-            tag,
-            config,
+            note,
             has_terminal: running.stderr.is_none(),
             handle: running.handle,
             stdin: tokio::sync::Mutex::new(running.stdin),
             clients: Mutex::new(Some(Vec::new())),
-            sandbox,
         });
         let rest = process.hear()?;
-        let key = (process.sandbox.id().to_owned(), process.pid);
+        if let Some(time) = time {
+            process.limit(time);
+        }
+        let key = (sandbox.to_owned(), process.pid);
         self.lock().insert(key.clone(), Arc::clone(&process));
-        let (all, followed) = (Arc::clone(self), Arc::clone(&process));
+        let all = Arc::clone(self);
         tokio::spawn(async move {
-            let end = followed.pass_on(running.stdout, running.stderr).await;
+            let end = process.pass_on(running.stdout, running.stderr).await;
             all.lock().remove(&key);
-            followed.finish(end).await;
+            process.finish(end).await;
         });
-        Ok((process, rest))
+        Ok(rest)
     }
 
     /// Fails if there are too many.
@@ -99,7 +101,7 @@ impl Processes {
             Selector::Pid(pid) => all.get(&(sandbox.to_owned(), *pid)),
             Selector::Tag(tag) => all
                 .iter()
-                .find(|((of, _), process)| of == sandbox && process.tag.as_ref() == Some(tag))
+                .find(|((of, _), process)| of == sandbox && process.note.tag.as_ref() == Some(tag))
                 .map(|(_, process)| process),
         };
         let unknown = || Problem::not_found(format!("process with {which} not found"));
@@ -114,7 +116,7 @@ impl Processes {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(String, u32), Arc<Process>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -209,8 +211,8 @@ impl Process {
     pub async fn write(&self, bytes: &[u8]) -> Result<(), Problem> {
         let mut stdin = self.stdin.lock().await;
         let closed = || Problem::new(Kind::Conflict, "the command has no stdin, or it is closed");
-        let pipe = stdin.as_mut().ok_or_else(closed)?;
-        pipe.write_all(bytes).await.map_err(|_| closed())
+        let input = stdin.as_mut().ok_or_else(closed)?;
+        input.pipe.write_all(bytes).await.map_err(|_| closed())
     }
 
     /// Ends its stdin.
@@ -221,30 +223,21 @@ impl Process {
         }
         let closed = || Problem::new(Kind::Conflict, "the command has no stdin, or it is closed");
         let stdin = self.stdin.lock().await.take();
-        stdin.map(drop).ok_or_else(closed)
+        stdin.map(Input::end).ok_or_else(closed)
     }
 
-    /// Sends it a signal. What a killed script has left of its session is killed as well.
-    pub async fn signal(&self, signal: Signal) -> Result<(), Problem> {
+    /// Sends it a signal, and all that it has started and that is in no process group of its own.
+    pub fn signal(&self, signal: Signal) {
         self.handle.signal(signal.as_raw());
-        if signal != Signal::KILL {
-            return Ok(());
-        }
-        let (sandbox, pid) = (self.sandbox.clone(), self.pid);
-        blocking(move || {
-            kill_rest(&sandbox, pid);
-            Ok(())
-        })
-        .await
     }
 
     /// Kills it after this time, once its client has heard that it is over.
-    pub fn limit(self: &Arc<Self>, time: Duration) {
+    fn limit(self: &Arc<Self>, time: Duration) {
         let process = Arc::downgrade(self);
         tokio::spawn(async move {
             tokio::time::sleep(time.saturating_add(LAG)).await;
             if let Some(process) = process.upgrade() {
-                let _ = process.signal(Signal::KILL).await;
+                process.signal(Signal::KILL);
             }
         });
     }

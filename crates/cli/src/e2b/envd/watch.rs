@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::body::Incoming;
 use micabox::{FileChange, FileKind, Watch};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -154,16 +155,20 @@ pub async fn stream(
     request: Request,
 ) -> Answer {
     let (head, body) = request.into_parts();
-    let begun = async {
-        let ask: Ask = Messages::new(body).only().await?;
-        let ticket = server.watchers.ticket()?;
-        let begun = blocking(move || begin(&served, user.as_deref(), &ask)).await?;
-        Ok((ticket, begun))
-    };
-    let (ticket, begun) = match begun.await {
-        Ok(begun) => begun,
-        Err(problem) => return Ok(connect::failed(&problem)),
-    };
+    let told = tell(&server, served, user, body).await;
+    let timing = Timing::of(&head.headers);
+    Ok(connect::relay(told, timing, &json!({"keepalive": {}})))
+}
+
+async fn tell(
+    server: &Server,
+    served: Served,
+    user: Option<String>,
+    body: Incoming,
+) -> Result<mpsc::Receiver<Piece>, Problem> {
+    let ask: Ask = Messages::new(body).only().await?;
+    let ticket = server.watchers.ticket()?;
+    let begun = blocking(move || begin(&served, user.as_deref(), &ask)).await?;
     let (pieces, rest) = mpsc::channel(PIECES);
     let start = connect::message(&json!({"start": {}}));
     let _ = pieces.send(Piece::Message(start)).await;
@@ -185,6 +190,5 @@ pub async fn stream(
             pieces.blocking_send(piece).is_ok() && !is_over
         });
     });
-    let timing = Timing::of(&head.headers);
-    Ok(connect::relay(rest, timing, &json!({"keepalive": {}})))
+    Ok(rest)
 }

@@ -1,7 +1,7 @@
 //! Does what needs an operation's streams: bytes, entries and archives.
 
-use std::io::{self, BufReader, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::BufReader;
+use std::os::fd::{AsFd, OwnedFd};
 
 use micabox_tar::{Limits, Members};
 use micabox_tree::{Packing, Root, Source, Unpacker, Unpacking};
@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::stdio::{stderr, stdin, stdout};
 
 use super::{Failed, Work, list, operate, send, write_all};
+use crate::exec::stdio::Stream;
 
 /// Bytes that are read or written at a time: as many as a pipe holds.
 const PIECE: usize = 64 << 10;
@@ -134,24 +135,5 @@ impl Notes {
             };
             let _ = send(&stderr(), &note);
         }
-    }
-}
-
-/// A standard stream, unbuffered.
-struct Stream<'a>(BorrowedFd<'a>);
-
-impl Read for Stream<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        Ok(rustix::io::read(self.0, buffer)?)
-    }
-}
-
-impl Write for Stream<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::write(self.0, bytes)?)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -1,0 +1,162 @@
+//! Commands of servers before this one. They go on without a server; their sandbox's owner has a note of each.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use micabox::SandboxRef;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+use super::running::Running;
+use super::table::Processes;
+use crate::e2b::http::blocking;
+use crate::e2b::problem::Problem;
+use crate::e2b::sandbox::Served;
+
+/// Most bytes of a note.
+const MOST: usize = 64 << 10;
+
+/// Most bytes of a word in a note that has no room for all.
+const SHORT: usize = 4 << 10;
+
+/// What is said of a command that runs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Note {
+    /// As the client gave it.
+    #[serde(rename = "e2b")]
+    pub config: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// Milliseconds since 1970 at which its time is over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<u64>,
+}
+
+impl Note {
+    /// The note of a command that may take so long from now.
+    pub fn new(config: Value, tag: Option<String>, time: Option<Duration>) -> Self {
+        let until = time.map(|time| millis(now().saturating_add(time)));
+        Self { config, tag, until }
+    }
+
+    /// How long it may still take.
+    pub fn left(&self) -> Option<Duration> {
+        let until = Duration::from_millis(self.until?);
+        Some(until.saturating_sub(now()))
+    }
+
+    /// Its text. Where that is too long, arguments are left out, and other servers don't show them.
+    pub fn text(&self) -> String {
+        let text = |note: &Self| serde_json::to_string(note).unwrap_or_default();
+        let whole = text(self);
+        if whole.len() <= MOST {
+            return whole;
+        }
+        let program = self.config.get("cmd").and_then(Value::as_str);
+        let program: String = program.unwrap_or_default().chars().take(SHORT).collect();
+        text(&Self {
+            config: json!({"cmd": program, "args": [], "envs": {}}),
+            tag: self.tag.clone().filter(|tag| tag.len() <= SHORT),
+            until: self.until,
+        })
+    }
+}
+
+fn now() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default()
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The sandboxes of earlier servers whose commands are known.
+#[derive(Debug)]
+pub struct Known {
+    /// When this server began.
+    begun: Duration,
+    /// By ID.
+    all: Mutex<HashMap<String, Arc<OnceCell<()>>>>,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self {
+            begun: now(),
+            all: Mutex::default(),
+        }
+    }
+}
+
+impl Known {
+    fn of(&self, sandbox: &str) -> Arc<OnceCell<()>> {
+        Arc::clone(self.lock().entry(sandbox.to_owned()).or_default())
+    }
+
+    /// Forgets a sandbox that is gone.
+    pub fn forget(&self, sandbox: &str) {
+        self.lock().remove(sandbox);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<OnceCell<()>>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Processes {
+    /// Takes over the commands of earlier servers, when a sandbox's commands are asked for first.
+    pub async fn take_over(self: &Arc<Self>, served: &Served) {
+        if served.since() > self.known.begun.as_secs() {
+            return;
+        }
+        let known = self.known.of(served.id());
+        // What fails is tried again: the call that this is for says what is wrong with the sandbox.
+        let _ = known.get_or_try_init(|| self.attach(&served.sandbox)).await;
+    }
+
+    async fn attach(self: &Arc<Self>, sandbox: &SandboxRef) -> Result<(), Problem> {
+        let again = sandbox.clone();
+        let listed = blocking(move || Ok(again.commands()?)).await?;
+        for command in listed {
+            let Ok(note) = serde_json::from_str::<Note>(&command.note) else {
+                continue; // another program's
+            };
+            // One that fails has ended meanwhile.
+            if let Ok(running) = Running::attach(sandbox.clone(), &command).await {
+                self.follow(sandbox.id(), running, note)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_read_as_it_was_written_and_a_long_one_is_cut() {
+        let config = json!({"cmd": "/bin/bash", "args": ["-c", "true"]});
+        let time = Some(Duration::from_secs(100));
+        let note = Note::new(config.clone(), Some("tag".to_owned()), time);
+        let read: Note = serde_json::from_str(&note.text()).unwrap();
+        let left = read.left().unwrap().as_secs();
+        assert!((98..=100).contains(&left), "{left}");
+        assert_eq!((read.config, read.tag.as_deref()), (config, Some("tag")));
+
+        let long = json!({"cmd": "a", "args": ["x".repeat(MOST)]});
+        let text = Note::new(long, Some("tag".to_owned()), None).text();
+        assert!(text.len() < 100, "{text}");
+        let huge = "ü".repeat(MOST);
+        let config = json!({"cmd": huge, "args": [huge]});
+        assert!(Note::new(config, Some(huge), None).text().len() < MOST);
+        let read: Note = serde_json::from_str(&text).unwrap();
+        assert_eq!((read.tag.as_deref(), read.left()), (Some("tag"), None));
+        for other in ["", "{}", "[]", "of another program"] {
+            serde_json::from_str::<Note>(other).unwrap_err();
+        }
+    }
+}
