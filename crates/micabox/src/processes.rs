@@ -49,15 +49,9 @@ impl SandboxRef {
     /// # Errors
     /// As [`SandboxRef::exec`]; [`Error::BadList`] if the guest sends something else.
     pub fn processes(&self) -> Result<Vec<GuestProcess>, Error> {
-        let exec = Exec {
-            argv: vec![Text(PROCESSES.to_vec())],
-            beside: true,
-            answer_timeout: ANSWER_TIMEOUT,
-            ..Exec::default()
-        };
         let mut process = Process::start(
             self.connect()?,
-            Begin::Exec(exec),
+            Begin::Exec(GuestProcess::request()),
             ExecOptions::piped(false),
         )?;
         let mut list = Vec::new();
@@ -73,9 +67,31 @@ impl SandboxRef {
         }
         // A sandbox that ended has the better reason.
         let status = process.wait()?;
-        parse(&String::from_utf8_lossy(&list))
+        GuestProcess::parse_list(&list)
             .filter(|_| status.code() == 0)
             .ok_or(Error::BadList)
+    }
+}
+
+impl GuestProcess {
+    /// Makes the request for a list, without streams.
+    #[doc(hidden)]
+    pub fn request() -> Exec {
+        Exec {
+            argv: vec![Text(PROCESSES.to_vec())],
+            beside: true,
+            answer_timeout: ANSWER_TIMEOUT,
+            ..Exec::default()
+        }
+    }
+
+    /// Parses the list that the agent writes; None if it is malformed, or longer than any.
+    #[doc(hidden)]
+    pub fn parse_list(list: &[u8]) -> Option<Vec<Self>> {
+        if list.len() as u64 > MAX_LIST {
+            return None;
+        }
+        parse(&String::from_utf8_lossy(list))
     }
 }
 

@@ -100,7 +100,8 @@ impl Error {
             | Self::NoSuchSnapshot(_)
             | Self::NoSuchTree(_)
             | Self::NoSuchVolume(_)
-            | Self::NotMounted(_) => Kind::NotFound,
+            | Self::NotMounted(_)
+            | Self::NotPublished { .. } => Kind::NotFound,
             Self::NameTaken { .. } | Self::SnapshotExists(_) | Self::VolumeExists(_) => {
                 Kind::NameInUse
             }
@@ -112,7 +113,7 @@ impl Error {
             | Self::VolumeInUse { .. } => Kind::InUse,
             Self::DoesNotRun(_) | Self::NotRunning(_) | Self::Paused => Kind::NotRunning,
             Self::Cancelled => Kind::Cancelled,
-            Self::Silent(_) | Self::Stuck { .. } => Kind::TimedOut,
+            Self::Silent(_) | Self::Stuck { .. } | Self::TimedOut(_) => Kind::TimedOut,
             Self::DamagedSnapshot { .. } | Self::BadRecord(_) => Kind::Damaged,
             Self::Command(_)
             | Self::Ambiguous(_)
