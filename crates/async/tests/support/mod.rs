@@ -1,0 +1,78 @@
+//! Containers on this machine's own kernel, as an asynchronous program makes them.
+
+#![allow(dead_code, reason = "no test uses all of it")]
+
+#[path = "../../../micabox/tests/support/mod.rs"]
+mod image;
+
+use std::future::Future;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use micabox::{BackendChoice, Builder, Network};
+use micabox_async::{Command, Finished, Sandbox};
+
+pub use image::{Fixture, guest};
+
+pub const KILL: i32 = 9;
+pub const TERM: i32 = 15;
+
+pub fn builder(fixture: &Fixture) -> Builder {
+    fixture
+        .builder()
+        .backend_choice(BackendChoice::Host)
+        .network(Network::None)
+}
+
+pub async fn sandbox(fixture: &Fixture) -> Sandbox {
+    Sandbox::create(builder(fixture)).await.unwrap()
+}
+
+pub fn shell(script: &str) -> Command {
+    Command {
+        env: vec![("PATH".into(), "/bin".into())],
+        ..Command::new(["sh", "-c", script])
+    }
+}
+
+pub async fn run(sandbox: &Sandbox, script: &str) -> Finished {
+    sandbox.commands().run(&shell(script)).await.unwrap()
+}
+
+/// Waits until something is so, for as long as a busy machine may take.
+pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+    let begun = Instant::now();
+    while !is_so().await {
+        assert!(begun.elapsed() < Duration::from_secs(60), "never: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Waits until nothing with these arguments runs in a sandbox.
+pub async fn until_gone(sandbox: &Sandbox, command: &str) {
+    until(command, || async {
+        let processes = sandbox.commands().list().await.unwrap();
+        !processes.iter().any(|process| process.command.contains(command))
+    })
+    .await;
+}
+
+/// Waits until something with these arguments runs in a sandbox.
+pub async fn until_there(sandbox: &Sandbox, command: &str) {
+    until(command, || async {
+        let processes = sandbox.commands().list().await.unwrap();
+        processes.iter().any(|process| process.command.contains(command))
+    })
+    .await;
+}
+
+/// Returns how many sockets this process has.
+pub fn sockets() -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let links = open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+    links.filter(|link| is_socket(link)).count()
+}
+
+fn is_socket(link: &Path) -> bool {
+    link.to_string_lossy().starts_with("socket:")
+}
