@@ -196,7 +196,11 @@ impl Entry {
     ///
     /// # Errors
     /// The owner breaks the protocol.
-    pub(crate) fn data(&mut self, pipe: Pipe, data: Vec<u8>) -> Result<Option<Request>, WindowError> {
+    pub(crate) fn data(
+        &mut self,
+        pipe: Pipe,
+        data: Vec<u8>,
+    ) -> Result<Option<Request>, WindowError> {
         let sink = match pipe {
             Pipe::Stdout => &self.stdout,
             Pipe::Stderr => &self.stderr,
@@ -267,7 +271,11 @@ impl Input {
 
     /// Takes room for up to `wanted` bytes, of which there is at least one. None when nothing reads
     /// them any more.
-    pub(crate) fn poll_take(&self, context: &mut Context<'_>, wanted: usize) -> Poll<Option<usize>> {
+    pub(crate) fn poll_take(
+        &self,
+        context: &mut Context<'_>,
+        wanted: usize,
+    ) -> Poll<Option<usize>> {
         let mut state = lock(&self.0);
         if state.is_closed {
             return Poll::Ready(None);

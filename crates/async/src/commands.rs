@@ -98,7 +98,7 @@ impl Commands {
             beside: !options.lifetime,
             ..Exec::try_from(command)?
         };
-        Process::start(&self.link, Begin::Exec(exec), options).await
+        Process::start(&self.link, Begin::Exec(Box::new(exec)), options).await
     }
 
     /// Attaches to the running command with this process ID inside, whichever client has started it; to
@@ -122,7 +122,7 @@ impl Commands {
             stdout: Stdio::Piped,
             ..ExecOptions::default()
         };
-        let begin = Begin::Exec(GuestProcess::request());
+        let begin = Begin::Exec(Box::new(GuestProcess::request()));
         let mut process = Process::start(&self.link, begin, options).await?;
         let stdout = process.stdout.take();
         let list = rest(stdout.map(|stdout| stdout.take(GuestProcess::MAX_LIST + 1))).await;

@@ -63,7 +63,9 @@ impl std::fmt::Debug for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut table = f.debug_struct("Table");
         table.field("waiting", &self.waiting.len());
-        table.field("is_over", &self.is_over).finish_non_exhaustive()
+        table
+            .field("is_over", &self.is_over)
+            .finish_non_exhaustive()
     }
 }
 
@@ -133,7 +135,7 @@ impl Link {
         if table.is_over {
             return Err(Error::DoesNotRun(self.name.clone()));
         }
-        let number = table.next();
+        let number = table.fresh_number();
         let mut bytes = Vec::new();
         frame::encode(number, request, &mut bytes);
         if bytes.len() > frame::MAX_MESSAGE {
@@ -194,7 +196,7 @@ impl Link {
 }
 
 impl Table {
-    fn next(&mut self) -> u32 {
+    fn fresh_number(&mut self) -> u32 {
         loop {
             self.last = self.last.wrapping_add(1);
             if self.last != 0 && !self.waiting.contains_key(&self.last) {
@@ -316,7 +318,7 @@ async fn send(stream: &UnixStream, mut packets: mpsc::UnboundedReceiver<Packet>)
 }
 
 async fn send_all(stream: &UnixStream, packet: &Packet) -> io::Result<()> {
-    let mut bytes = &packet.bytes[..];
+    let mut bytes = packet.bytes.as_slice();
     let mut descriptors: Vec<BorrowedFd<'_>> = packet.descriptors.iter().map(AsFd::as_fd).collect();
     while !bytes.is_empty() {
         stream.writable().await?;

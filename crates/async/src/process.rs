@@ -44,7 +44,7 @@ pub(crate) struct Running {
 
 /// How a command is begun.
 pub(crate) enum Begin {
-    Exec(Exec),
+    Exec(Box<Exec>),
     /// By attaching to a command of any client: to this process, or the first command.
     Attach(Option<u32>),
 }
@@ -86,7 +86,7 @@ impl Process {
                     stdout,
                     stderr,
                     window: WINDOW,
-                    ..options.request(exec)
+                    ..options.request(*exec)
                 };
                 let parting = if options.detach {
                     Parting::Leave

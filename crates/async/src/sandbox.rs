@@ -254,8 +254,10 @@ impl Sandbox {
     /// # Errors
     /// [`Error::DoesNotRun`]; [`Error::Paused`] if it is paused already.
     pub async fn pause(&self) -> Result<(), Error> {
-        self.ask(&Request::Pause, |reply| (reply == Reply::Paused).then_some(()))
-            .await
+        self.ask(&Request::Pause, |reply| {
+            (reply == Reply::Paused).then_some(())
+        })
+        .await
     }
 
     /// Lets a paused sandbox continue.
@@ -263,8 +265,10 @@ impl Sandbox {
     /// # Errors
     /// [`Error::DoesNotRun`]; [`Error::Refused`] if it is not paused.
     pub async fn resume(&self) -> Result<(), Error> {
-        self.ask(&Request::Unpause, |reply| (reply == Reply::Unpaused).then_some(()))
-            .await
+        self.ask(&Request::Unpause, |reply| {
+            (reply == Reply::Unpaused).then_some(())
+        })
+        .await
     }
 
     /// Returns what the sandbox uses of its host.

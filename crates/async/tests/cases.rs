@@ -87,7 +87,9 @@ async fn create(case: &Value, fixture: &Fixture) -> Result<(), Error> {
         return Err(image.unwrap_err().into());
     }
     let image = blocking(move || store.image(&name)).await?;
-    Sandbox::create(Builder::new(&fixture.store, &image)).await.map(drop)
+    Sandbox::create(Builder::new(&fixture.store, &image))
+        .await
+        .map(drop)
 }
 
 async fn perform(case: &Value, fixture: &Fixture, sandbox: &Sandbox) -> Result<Option<i32>, Error> {

@@ -60,7 +60,10 @@ async fn commands_have_streams_and_exit_codes() {
     assert_eq!(late.kind(), std::io::ErrorKind::BrokenPipe);
 
     // Nothing reads it any more.
-    let mut process = commands.spawn(&with_stdin("exec <&-; sleep 1000")).await.unwrap();
+    let mut process = commands
+        .spawn(&with_stdin("exec <&-; sleep 1000"))
+        .await
+        .unwrap();
     let mut stdin = process.stdin.take().unwrap();
     let refused = async {
         while stdin.write_all(&[0; 65536]).await.is_ok() {
@@ -80,11 +83,18 @@ async fn commands_have_streams_and_exit_codes() {
         other => panic!("{other:?}"),
     }
     let user = micabox::Overrides {
-        args: vec!["sh".into(), "-c".into(), "id -un; pwd; echo $FROM_IMAGE".into()],
+        args: vec![
+            "sh".into(),
+            "-c".into(),
+            "id -un; pwd; echo $FROM_IMAGE".into(),
+        ],
         user: Some("app".into()),
         ..micabox::Overrides::default()
     };
-    let finished = commands.run(&sandbox.command(&user).unwrap()).await.unwrap();
+    let finished = commands
+        .run(&sandbox.command(&user).unwrap())
+        .await
+        .unwrap();
     assert_eq!(finished.stdout, b"app\n/srv\nyes\n");
     sandbox.kill().await.unwrap();
     assert!(fixture.is_empty());
@@ -128,7 +138,11 @@ async fn a_stream_that_is_not_read_holds_a_window_and_stops_only_its_command() {
     const HELD: usize = 4 << 20;
     let fixture = Fixture::new();
     let sandbox = sandbox(&fixture).await;
-    let mut process = sandbox.commands().spawn(&with_stdin("exec cat")).await.unwrap();
+    let mut process = sandbox
+        .commands()
+        .spawn(&with_stdin("exec cat"))
+        .await
+        .unwrap();
     let mut stdin = process.stdin.take().unwrap();
     let mut stdout = process.stdout.take().unwrap();
     let written = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -154,7 +168,10 @@ async fn a_stream_that_is_not_read_holds_a_window_and_stops_only_its_command() {
     })
     .await;
     assert!(count() < HELD, "{}", count());
-    assert_eq!(run(&sandbox, "echo others run").await.stdout, b"others run\n");
+    assert_eq!(
+        run(&sandbox, "echo others run").await.stdout,
+        b"others run\n"
+    );
 
     let piece: Vec<u8> = (0..=250).cycle().take(1 << 16).collect();
     let mut read = vec![0; 1 << 16];
@@ -167,7 +184,11 @@ async fn a_stream_that_is_not_read_holds_a_window_and_stops_only_its_command() {
     assert_eq!(process.wait().await.unwrap(), ExitStatus::Exited(0));
 
     // An output that is dropped is discarded, as it comes.
-    let mut process = sandbox.commands().spawn(&shell("head -c 50000000 /dev/zero")).await.unwrap();
+    let mut process = sandbox
+        .commands()
+        .spawn(&shell("head -c 50000000 /dev/zero"))
+        .await
+        .unwrap();
     process.stdout.as_mut().unwrap().read_u8().await.unwrap();
     process.stdout = None;
     let status = timeout(Duration::from_secs(60), process.wait()).await;
@@ -285,9 +306,14 @@ async fn a_stream_can_be_any_descriptor() {
         stderr: Stdio::Piped,
         ..ExecOptions::default()
     };
-    let process = sandbox.commands().spawn_with(&with_stdin("cat; echo err >&2"), options);
+    let process = sandbox
+        .commands()
+        .spawn_with(&with_stdin("cat; echo err >&2"), options);
     let finished = process.await.unwrap().finish().await.unwrap();
-    assert_eq!((finished.stdout, finished.stderr), (vec![], b"err\n".to_vec()));
+    assert_eq!(
+        (finished.stdout, finished.stderr),
+        (vec![], b"err\n".to_vec())
+    );
     let mut text = Vec::new();
     output.rewind().unwrap();
     output.read_to_end(&mut text).unwrap();
@@ -305,11 +331,19 @@ async fn a_command_whose_time_is_over_is_ended() {
         ..ExecOptions::piped(false)
     };
     let commands = sandbox.commands();
-    let error = commands.run_with(&shell("sleep 1000"), after(100)).await.unwrap_err();
+    let error = commands
+        .run_with(&shell("sleep 1000"), after(100))
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
-    let finished = commands.run_with(&shell("echo in time"), after(60_000)).await;
+    let finished = commands
+        .run_with(&shell("echo in time"), after(60_000))
+        .await;
     assert_eq!(finished.unwrap().stdout, b"in time\n");
-    let process = commands.spawn_with(&shell("exec sleep 1000"), after(100)).await.unwrap();
+    let process = commands
+        .spawn_with(&shell("exec sleep 1000"), after(100))
+        .await
+        .unwrap();
     let handle = process.handle();
     assert!(handle.timed_out().await.unwrap());
     assert_eq!(handle.wait().await.unwrap(), ExitStatus::Signaled(TERM));
@@ -323,9 +357,16 @@ async fn a_command_whose_time_is_over_is_ended() {
 #[ignore = "needs root and a built guest"]
 async fn a_runtime_that_ends_ends_what_waits_on_another() {
     let fixture = Fixture::new();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let builder = support::builder(&fixture);
-    let sandbox = runtime.spawn(micabox_async::Sandbox::create(builder)).await.unwrap().unwrap();
+    let sandbox = runtime
+        .spawn(micabox_async::Sandbox::create(builder))
+        .await
+        .unwrap()
+        .unwrap();
     let commands = sandbox.commands();
     let process = commands.spawn(&shell("sleep 1000")).await.unwrap();
     runtime.shutdown_background();

@@ -63,7 +63,10 @@ async fn files_are_read_and_written_whole_and_as_streams() {
 
     assert_eq!(kind(files.read("/no/such").await), Kind::NotFound);
     assert_eq!(kind(files.read("/tmp").await), Kind::IsADirectory);
-    assert_eq!(kind(files.write("/dev/full", b"x").await), Kind::StorageFull);
+    assert_eq!(
+        kind(files.write("/dev/full", b"x").await),
+        Kind::StorageFull
+    );
     let refuse = WriteOptions {
         existing: Existing::Refuse,
         ..WriteOptions::default()
@@ -73,7 +76,10 @@ async fn files_are_read_and_written_whole_and_as_streams() {
         Kind::AlreadyExists
     );
     // A failure in a stream is the SDK's error inside, with the system's kind.
-    let mut full = files.create("/dev/full", WriteOptions::default()).await.unwrap();
+    let mut full = files
+        .create("/dev/full", WriteOptions::default())
+        .await
+        .unwrap();
     let _ = full.write_all(&many).await;
     let error = full.shutdown().await.unwrap_err();
     assert_eq!(error.kind(), Kind::StorageFull);
@@ -94,9 +100,15 @@ async fn trees_are_made_listed_renamed_and_removed() {
     files.make_directory("/tree/below", true).await.unwrap();
     files.symlink("below", "/tree/link").await.unwrap();
     files.write("/tree/below/file", b"123").await.unwrap();
-    files.hard_link("/tree/below/file", "/tree/second").await.unwrap();
+    files
+        .hard_link("/tree/below/file", "/tree/second")
+        .await
+        .unwrap();
     let listed = files.list("/tree", 2).await.unwrap();
-    let paths: Vec<_> = listed.iter().map(|entry| entry.path.to_str().unwrap()).collect();
+    let paths: Vec<_> = listed
+        .iter()
+        .map(|entry| entry.path.to_str().unwrap())
+        .collect();
     assert_eq!(paths, ["below", "below/file", "link", "second"]);
     assert_eq!(listed[2].target.as_deref(), Some("below".as_ref()));
     assert_eq!((listed[3].stat.size, listed[3].stat.links), (3, 2));

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use micabox::{Expiry, Reference, Status, Upper};
+use micabox::{Expiry, Reference, Restore, Status, Upper};
 use micabox_async::{Error, ErrorKind, Sandbox, blocking};
 use support::{Fixture, KILL, builder, run, sandbox, shell, until, until_there};
 use tokio::io::AsyncReadExt;
@@ -88,7 +88,9 @@ async fn a_killed_owner_disconnects_all_that_waits() {
 async fn a_detached_sandbox_is_found_by_its_name_and_stopped() {
     let fixture = Fixture::new();
     let sandboxes = fixture.sandboxes();
-    let made = Sandbox::create(builder(&fixture).name("it").keep_record()).await.unwrap();
+    let made = Sandbox::create(builder(&fixture).name("it").keep_record())
+        .await
+        .unwrap();
     made.detach().await.unwrap();
     assert_eq!(made.detach().await.unwrap_err().kind(), ErrorKind::Invalid);
     run(&made, "echo kept > /tmp/it").await;
@@ -106,14 +108,20 @@ async fn a_detached_sandbox_is_found_by_its_name_and_stopped() {
         ..micabox_async::ExecOptions::piped(false)
     };
     let script = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done";
-    let first = sandbox.commands().spawn_with(&shell(script), lifetime).await;
+    let first = sandbox
+        .commands()
+        .spawn_with(&shell(script), lifetime)
+        .await;
     let mut first = first.unwrap();
     first.stdout.as_mut().unwrap().read_u8().await.unwrap();
     let stopped = sandbox.stop(Duration::from_secs(60)).await.unwrap();
     assert_eq!(stopped.killed, None);
     assert_eq!(waiting.await.unwrap().unwrap(), Some(7));
     let status = sandbox.found().reload().unwrap().record().status.clone();
-    assert!(matches!(status, Status::Exited { code: 7, .. }), "{status:?}");
+    assert!(
+        matches!(status, Status::Exited { code: 7, .. }),
+        "{status:?}"
+    );
     let error = Sandbox::connect(&sandboxes, "it").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotRunning, "{error}");
     let found = sandbox.found().clone();
@@ -129,7 +137,9 @@ async fn a_sandbox_is_paused_renamed_measured_and_given_an_end() {
     let stats = sandbox.stats().await.unwrap();
     assert!(stats.own_memory > 0, "{stats:?}");
     sandbox.rename("another").await.unwrap();
-    let found = Sandbox::connect(&fixture.sandboxes(), "another").await.unwrap();
+    let found = Sandbox::connect(&fixture.sandboxes(), "another")
+        .await
+        .unwrap();
     assert_eq!(found.id(), sandbox.id());
 
     sandbox.pause().await.unwrap();
@@ -147,28 +157,36 @@ async fn a_sandbox_is_paused_renamed_measured_and_given_an_end() {
     let set = sandbox.expire(expiry).await.unwrap();
     assert_eq!(set.idle_timeout, Some(hour));
     let set = sandbox.set_timeout(hour).await.unwrap();
-    assert!(set.max_life.is_some_and(|life| life >= hour && life < 2 * hour));
+    assert!(
+        set.max_life
+            .is_some_and(|life| life >= hour && life < 2 * hour)
+    );
     let set = sandbox.set_timeout(Duration::ZERO).await.unwrap();
     assert_eq!(set.max_life, Some(Duration::ZERO));
     // All clients of a sandbox see its end.
     sandbox.set_timeout(Duration::from_secs(1)).await.unwrap();
-    let ended = timeout(Duration::from_secs(60), found.wait()).await.unwrap();
+    let ended = timeout(Duration::from_secs(60), found.wait())
+        .await
+        .unwrap();
     assert_eq!(ended.unwrap(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root and a built guest"]
-async fn an_image_is_made_of_a_sandboxs_changes() {
+async fn a_snapshot_and_an_image_are_made_of_a_disk() {
     let fixture = Fixture::new();
-    let folder = tempfile::tempdir().unwrap();
-    let upper = Upper::Folder {
-        path: folder.path().join("changes"),
-    };
-    let sandbox = Sandbox::create(builder(&fixture).upper(upper)).await.unwrap();
+    // In a machine: a container has no disk.
+    let disk = Upper::Disk { size: 64 << 20 };
+    let sandbox = Sandbox::create(fixture.builder().upper(disk))
+        .await
+        .unwrap();
     sandbox.files().write("/made", b"here\n").await.unwrap();
     run(&sandbox, "sync").await;
+    let (snapshot, _) = sandbox.snapshot("then").await.unwrap();
     let name: Reference = "made:1".parse().unwrap();
-    let made = sandbox.commit(micabox::ImageEdit::default(), vec![name]).await;
+    let made = sandbox
+        .commit(micabox::ImageEdit::default(), vec![name])
+        .await;
     let (image, _) = made.unwrap();
     sandbox.kill().await.unwrap();
 
@@ -180,8 +198,14 @@ async fn an_image_is_made_of_a_sandboxs_changes() {
     assert_eq!(again.files().read("/made").await.unwrap(), b"here\n");
     let error = again.snapshot("it").await.unwrap_err();
     assert!(matches!(error, Error::NotKept(_)), "{error}");
-}
+    again.kill().await.unwrap();
 
+    let Restore::Disk(copy) = Restore::new(&fixture.store, &snapshot).unwrap() else {
+        panic!("a snapshot without memory boots");
+    };
+    let copy = Sandbox::create(copy.guest(support::guest())).await.unwrap();
+    assert_eq!(copy.files().read("/made").await.unwrap(), b"here\n");
+}
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root and a built guest"]
@@ -194,7 +218,9 @@ async fn signals_reach_the_first_command() {
         lifetime: true,
         ..micabox_async::ExecOptions::default()
     };
-    let first = sandbox.commands().spawn_with(&shell("exec sleep 1000"), lifetime);
+    let first = sandbox
+        .commands()
+        .spawn_with(&shell("exec sleep 1000"), lifetime);
     let first = first.await.unwrap();
     sandbox.signal(KILL).await.unwrap();
     let status = first.wait().await.unwrap();

@@ -417,8 +417,5 @@ impl Files {
 }
 
 fn is_missing(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::NotFound | ErrorKind::NotADirectory
-    )
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }

@@ -1,11 +1,13 @@
 //! One operation: a command of the agent's own.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::future::Future;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use micabox::{Error, ExecOptions, FileTask, Stdio};
 use micabox_owner::protocol::Exec;
@@ -48,8 +50,14 @@ pub(super) struct Operation {
     pub(super) task: FileTask,
 }
 
-/// The end of an operation, while it is awaited.
-pub(super) type End = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+/// An operation whose streams are elsewhere, and its end, for what is polled. Dropping it ends it.
+pub(super) struct Ending {
+    task: FileTask,
+    /// None once its end is awaited.
+    operation: Option<Operation>,
+    /// None before that, and after the end.
+    end: Option<Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>>,
+}
 
 impl Operation {
     pub(super) async fn start(
@@ -65,7 +73,7 @@ impl Operation {
             stderr: Stdio::Piped,
             ..ExecOptions::default()
         };
-        let process = Process::start(link, Begin::Exec(exec), options).await;
+        let process = Process::start(link, Begin::Exec(Box::new(exec)), options).await;
         Ok(Self {
             process: process.map_err(|error| task.not_begun(error))?,
             task,
@@ -92,10 +100,46 @@ impl Operation {
         let status = self.process.wait().await?;
         self.task.end(status, &messages[..]).map(drop)
     }
+}
 
-    /// As [`Operation::end`], for what is polled.
-    pub(super) fn boxed_end(self) -> End {
-        Box::pin(self.end())
+impl From<Operation> for Ending {
+    fn from(operation: Operation) -> Self {
+        Self {
+            task: operation.task.clone(),
+            operation: Some(operation),
+            end: None,
+        }
+    }
+}
+
+impl Ending {
+    pub(super) fn task(&self) -> &FileTask {
+        &self.task
+    }
+
+    /// Waits for the end. Succeeds after it.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        if let Some(operation) = self.operation.take() {
+            self.end = Some(Box::pin(operation.end()));
+        }
+        let Some(end) = &mut self.end else {
+            return Poll::Ready(Ok(()));
+        };
+        let ended = ready!(end.as_mut().poll(context));
+        self.end = None;
+        Poll::Ready(ended)
+    }
+
+    /// Ends the operation, done or not.
+    pub(super) fn give_up(&mut self) {
+        self.operation = None;
+        self.end = None;
+    }
+}
+
+impl fmt::Debug for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Ending").field(&self.task).finish()
     }
 }
 

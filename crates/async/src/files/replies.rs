@@ -1,5 +1,7 @@
 //! What an operation tells one by one: entries of a directory, changes of files.
 
+use std::fmt;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -9,7 +11,7 @@ use micabox_wire::Decoder;
 use micabox_wire::files::FileReply;
 use tokio::io::{AsyncRead, ReadBuf};
 
-use super::operation::{End, Operation};
+use super::operation::{Ending, Operation};
 use crate::Output;
 
 /// Bytes of replies that are read at a time.
@@ -24,21 +26,20 @@ pub type Watch = Replies<FileEvent>;
 
 /// What an operation on files tells, one by one. Nothing comes after an error.
 pub struct Replies<T> {
-    state: State,
+    /// None after the end.
+    output: Option<Output>,
     decoder: Decoder<FileReply>,
     /// Checks a reply.
     check: fn(FileReply) -> Result<T, Error>,
+    ending: Ending,
 }
 
-enum State {
-    Replies(Output, Option<Operation>),
-    End(End),
-    Over,
-}
-
-impl<T> std::fmt::Debug for Replies<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Replies").finish_non_exhaustive()
+impl<T> fmt::Debug for Replies<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut replies = f.debug_struct("Replies");
+        replies
+            .field("ending", &self.ending)
+            .finish_non_exhaustive()
     }
 }
 
@@ -47,11 +48,11 @@ impl<T> Replies<T> {
         mut operation: Operation,
         check: fn(FileReply) -> Result<T, Error>,
     ) -> Result<Self, Error> {
-        let output = operation.process.stdout.take().ok_or(Error::BadReply)?;
         Ok(Self {
-            state: State::Replies(output, Some(operation)),
+            output: Some(operation.process.stdout.take().ok_or(Error::BadReply)?),
             decoder: Decoder::new(),
             check,
+            ending: operation.into(),
         })
     }
 
@@ -60,38 +61,27 @@ impl<T> Replies<T> {
     /// # Errors
     /// [`Error::File`], [`Error::Lost`]; [`Error::BadReply`] if the guest sends something else.
     pub async fn next(&mut self) -> Option<Result<T, Error>> {
-        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+        poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<T>, Error>> {
-        loop {
-            match &mut self.state {
-                State::Replies(output, operation) => {
-                    match self.decoder.next_message() {
-                        Ok(Some(reply)) => return Poll::Ready((self.check)(reply).map(Some)),
-                        Ok(None) => {}
-                        Err(_) => return Poll::Ready(Err(Error::BadReply)),
-                    }
-                    let mut bytes = vec![0; PIECE];
-                    let mut buffer = ReadBuf::new(&mut bytes);
-                    // At an early end, the operation's has the reason.
-                    let read = ready!(Pin::new(output).poll_read(context, &mut buffer));
-                    if read.is_ok() && !buffer.filled().is_empty() {
-                        self.decoder.push(buffer.filled());
-                        continue;
-                    }
-                    self.state = match operation.take() {
-                        Some(operation) => State::End(operation.boxed_end()),
-                        None => State::Over,
-                    };
-                }
-                State::End(end) => {
-                    ready!(end.as_mut().poll(context))?;
-                    return Poll::Ready(Ok(None));
-                }
-                State::Over => return Poll::Ready(Ok(None)),
+        while let Some(output) = &mut self.output {
+            match self.decoder.next_message() {
+                Ok(Some(reply)) => return Poll::Ready((self.check)(reply).map(Some)),
+                Ok(None) => {}
+                Err(_) => return Poll::Ready(Err(Error::BadReply)),
+            }
+            let mut bytes = [0; PIECE];
+            let mut buffer = ReadBuf::new(&mut bytes);
+            let read = ready!(Pin::new(output).poll_read(context, &mut buffer));
+            if read.is_ok() && !buffer.filled().is_empty() {
+                self.decoder.push(buffer.filled());
+            } else {
+                // The operation has the reason of an early end.
+                self.output = None;
             }
         }
+        self.ending.poll(context).map_ok(|()| None)
     }
 }
 
@@ -99,10 +89,11 @@ impl<T> Stream for Replies<T> {
     type Item = Result<T, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let next = ready!(self.poll(context)).transpose();
-        if !matches!(next, Some(Ok(_))) {
-            self.state = State::Over;
+        let next = ready!(self.poll(context));
+        if next.is_err() {
+            self.output = None;
+            self.ending.give_up();
         }
-        Poll::Ready(next)
+        Poll::Ready(next.transpose())
     }
 }

@@ -6,13 +6,41 @@
 mod image;
 
 use std::future::Future;
+use std::ops::Deref;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use micabox::{BackendChoice, Builder, Network};
 use micabox_async::{Command, Finished, Sandbox};
 
-pub use image::{Fixture, guest};
+pub use image::guest;
+
+/// A store with the image `box`. Dropping it waits until its sandboxes are gone.
+pub struct Fixture(image::Fixture);
+
+impl Fixture {
+    pub fn new() -> Self {
+        Self(image::Fixture::new())
+    }
+}
+
+impl Deref for Fixture {
+    type Target = image::Fixture;
+
+    fn deref(&self) -> &image::Fixture {
+        &self.0
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        // Sandboxes that were dropped before end in threads.
+        let begun = Instant::now();
+        while !self.is_empty() && begun.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
 
 pub const KILL: i32 = 9;
 pub const TERM: i32 = 15;
@@ -52,7 +80,9 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut()
 pub async fn until_gone(sandbox: &Sandbox, command: &str) {
     until(command, || async {
         let processes = sandbox.commands().list().await.unwrap();
-        !processes.iter().any(|process| process.command.contains(command))
+        !processes
+            .iter()
+            .any(|process| process.command.contains(command))
     })
     .await;
 }
@@ -61,7 +91,9 @@ pub async fn until_gone(sandbox: &Sandbox, command: &str) {
 pub async fn until_there(sandbox: &Sandbox, command: &str) {
     until(command, || async {
         let processes = sandbox.commands().list().await.unwrap();
-        processes.iter().any(|process| process.command.contains(command))
+        processes
+            .iter()
+            .any(|process| process.command.contains(command))
     })
     .await;
 }
