@@ -174,7 +174,7 @@ impl Sandbox {
     /// # Errors
     /// [`Error::Lost`] if a guest that was about to end had not saved everything.
     pub async fn kill(&self) -> Result<(), Error> {
-        let killed = self.ask(&Request::Kill, |reply| {
+        let killed = self.ask(Request::Kill, |reply| {
             matches!(reply, Reply::Stopped { .. }).then_some(())
         });
         let killed = killed.await;
@@ -194,7 +194,9 @@ impl Sandbox {
     pub async fn stop(&self, grace: Duration) -> Result<Stopped, Error> {
         let found = self.found.clone();
         let stopped = blocking(move || found.stop(grace)).await;
-        self.end().await;
+        if !matches!(stopped, Err(Error::Stuck { .. })) {
+            self.end().await;
+        }
         stopped
     }
 
@@ -219,7 +221,7 @@ impl Sandbox {
     /// What went wrong at its end, if anything; [`Error::DoesNotRun`] if it was over before;
     /// [`Error::Lost`] if its owner was killed.
     pub async fn wait(&self) -> Result<Option<u8>, Error> {
-        let ended = self.ask(&Request::Wait, |reply| match reply {
+        let ended = self.ask(Request::Wait, |reply| match reply {
             Reply::Ended { code, failure } => Some((code, failure)),
             _ => None,
         });
@@ -231,7 +233,7 @@ impl Sandbox {
 
     /// Returns whether the sandbox runs, or is paused, and is not about to end.
     pub async fn is_running(&self) -> bool {
-        let info = self.ask(&Request::Info, |reply| match reply {
+        let info = self.ask(Request::Info, |reply| match reply {
             Reply::Info(info) => Some(info),
             _ => None,
         });
@@ -245,7 +247,7 @@ impl Sandbox {
     /// signal.
     pub async fn signal(&self, signal: i32) -> Result<(), Error> {
         let request = Request::SignalFirst { signal };
-        self.ask(&request, |reply| (reply == Reply::Signaled).then_some(()))
+        self.ask(request, |reply| (reply == Reply::Signaled).then_some(()))
             .await
     }
 
@@ -254,7 +256,7 @@ impl Sandbox {
     /// # Errors
     /// [`Error::DoesNotRun`]; [`Error::Paused`] if it is paused already.
     pub async fn pause(&self) -> Result<(), Error> {
-        self.ask(&Request::Pause, |reply| {
+        self.ask(Request::Pause, |reply| {
             (reply == Reply::Paused).then_some(())
         })
         .await
@@ -265,7 +267,7 @@ impl Sandbox {
     /// # Errors
     /// [`Error::DoesNotRun`]; [`Error::Refused`] if it is not paused.
     pub async fn resume(&self) -> Result<(), Error> {
-        self.ask(&Request::Unpause, |reply| {
+        self.ask(Request::Unpause, |reply| {
             (reply == Reply::Unpaused).then_some(())
         })
         .await
@@ -276,7 +278,7 @@ impl Sandbox {
     /// # Errors
     /// [`Error::DoesNotRun`].
     pub async fn stats(&self) -> Result<Stats, Error> {
-        self.ask(&Request::Stats, |reply| match reply {
+        self.ask(Request::Stats, |reply| match reply {
             Reply::Stats(stats) => Some(stats),
             _ => None,
         })
@@ -384,10 +386,10 @@ impl Sandbox {
     /// Makes a request, and takes what is wanted of its reply.
     async fn ask<T>(
         &self,
-        request: &Request,
+        request: Request,
         wanted: impl FnOnce(Reply) -> Option<T>,
     ) -> Result<T, Error> {
-        let reply = self.link.ask(request).await?;
+        let reply = self.link.ask(&request).await?;
         // Another reply is one that the protocol does not have.
         Ok(wanted(reply).ok_or_else(Lost::closed)?)
     }

@@ -205,7 +205,7 @@ async fn wrong_input_has_the_same_error_in_every_language() {
             own.kill().await.unwrap();
         }
         let case = whole(case, &shared.record().name);
-        let performed = async { perform(&case, &fixture, &own).await };
+        let performed = perform(&case, &fixture, &own);
         let killed = async {
             if is("killed") {
                 until_there(&own, "sleep 100").await;

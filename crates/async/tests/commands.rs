@@ -6,7 +6,9 @@ use std::io::{Read, Seek};
 use std::time::Duration;
 
 use micabox::{CommandError, Lost, StartFailure};
-use micabox_async::{Command, Error, ErrorKind, ExecOptions, ExitStatus, Process, Stdio, TtySize};
+use micabox_async::{
+    Command, Commands, Error, ErrorKind, ExecOptions, ExitStatus, Process, Sandbox, Stdio, TtySize,
+};
 use support::{Fixture, KILL, TERM, run, sandbox, shell, sockets, until, until_gone, until_there};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::time::timeout;
@@ -157,14 +159,11 @@ async fn a_stream_that_is_not_read_holds_a_window_and_stops_only_its_command() {
     });
     let count = || written.load(std::sync::atomic::Ordering::Relaxed);
     // It stops, and stays where it is.
-    let mut last = usize::MAX;
-    until("writing stops", || {
-        let now = count();
-        let is_same = std::mem::replace(&mut last, now) == now && now > 0;
-        async move {
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            is_same
-        }
+    let mut last = 0;
+    until("writing stops", async || {
+        let before = std::mem::replace(&mut last, count());
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        before == count() && before > 0
     })
     .await;
     assert!(count() < HELD, "{}", count());
@@ -229,6 +228,16 @@ async fn what_is_dropped_is_killed() {
     until_gone(&sandbox, "sleep 4711").await;
 }
 
+/// Attaches once the client before has let go of the stdin.
+async fn with_its_stdin(commands: &Commands, pid: u32) -> Process {
+    loop {
+        let process = commands.attach(pid).await.unwrap();
+        if process.stdin.is_some() {
+            return process;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root and a built guest"]
 async fn a_command_that_is_left_is_attached_to_again() {
@@ -246,11 +255,11 @@ async fn a_command_that_is_left_is_attached_to_again() {
     drop(detached);
     left.leave();
     // On a connection of its own, as another program's.
-    let other = micabox_async::Sandbox::connect(&fixture.sandboxes(), sandbox.id());
-    let other = other.await.unwrap();
+    let sandboxes = fixture.sandboxes();
+    let other = Sandbox::connect(&sandboxes, sandbox.id()).await.unwrap();
     for pid in pids {
         for commands in [sandbox.commands(), other.commands()] {
-            let mut process = commands.attach(pid).await.unwrap();
+            let mut process = with_its_stdin(&commands, pid).await;
             assert_eq!(process.pid(), pid);
             assert!(!process.has_terminal());
             let stdin = process.stdin.as_mut().unwrap();
@@ -258,7 +267,7 @@ async fn a_command_that_is_left_is_attached_to_again() {
             assert_eq!(line(&mut process).await, "got this");
             // Dropping it leaves the command as it is.
         }
-        let mut process = commands.attach(pid).await.unwrap();
+        let mut process = with_its_stdin(&commands, pid).await;
         process.stdin.as_mut().unwrap().shutdown().await.unwrap();
         assert_eq!(process.wait().await.unwrap(), ExitStatus::Exited(0));
     }
@@ -306,10 +315,10 @@ async fn a_stream_can_be_any_descriptor() {
         stderr: Stdio::Piped,
         ..ExecOptions::default()
     };
-    let process = sandbox
-        .commands()
-        .spawn_with(&with_stdin("cat; echo err >&2"), options);
-    let finished = process.await.unwrap().finish().await.unwrap();
+    let commands = sandbox.commands();
+    let command = with_stdin("cat; echo err >&2");
+    let process = commands.spawn_with(&command, options).await.unwrap();
+    let finished = process.finish().await.unwrap();
     assert_eq!(
         (finished.stdout, finished.stderr),
         (vec![], b"err\n".to_vec())
@@ -363,7 +372,7 @@ async fn a_runtime_that_ends_ends_what_waits_on_another() {
         .unwrap();
     let builder = support::builder(&fixture);
     let sandbox = runtime
-        .spawn(micabox_async::Sandbox::create(builder))
+        .spawn(Sandbox::create(builder))
         .await
         .unwrap()
         .unwrap();

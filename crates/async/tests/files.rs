@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use micabox::{Existing, FileChange, FileKind};
 use micabox_async::{Error, ErrorKind, Files, WriteOptions};
-use support::{Fixture, run, sandbox, until_gone};
+use support::{Fixture, run, sandbox, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -54,12 +54,15 @@ async fn files_are_read_and_written_whole_and_as_streams() {
     assert!(files.read("/new/dir/many").await.unwrap() == many);
 
     // A reader that is dropped ends what it read, and a future that is dropped, what it did.
+    let count = async || sandbox.commands().list().await.unwrap().len();
+    let before = count().await;
     let mut zeros = files.open("/dev/zero").await.unwrap();
     zeros.read_exact(&mut [1; 1_000_000]).await.unwrap();
+    assert!(count().await > before);
     drop(zeros);
     let endless = timeout(Duration::from_millis(100), files.read("/dev/zero")).await;
     assert!(endless.is_err());
-    until_gone(&sandbox, "dev/zero").await;
+    until("the operations end", async || count().await == before).await;
 
     assert_eq!(kind(files.read("/no/such").await), Kind::NotFound);
     assert_eq!(kind(files.read("/tmp").await), Kind::IsADirectory);

@@ -24,11 +24,11 @@ async fn a_create_that_is_dropped_leaves_no_sandbox() {
         let created = timeout(whole * part / 10, create).await;
         // The last ones may have been in time.
         drop(created);
-        until("no sandbox is left", || async { fixture.is_empty() }).await;
+        until("no sandbox is left", async || fixture.is_empty()).await;
     }
     // The last step: it was made, and nothing has it.
     drop(sandbox(&fixture).await);
-    until("no sandbox is left", || async { fixture.is_empty() }).await;
+    until("no sandbox is left", async || fixture.is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,6 +81,8 @@ async fn a_killed_owner_disconnects_all_that_waits() {
     }
     assert!(!sandbox.is_running().await);
     sandbox.kill().await.unwrap();
+    // Removes what a killed owner leaves.
+    fixture.sandboxes().list().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,10 +220,8 @@ async fn signals_reach_the_first_command() {
         lifetime: true,
         ..micabox_async::ExecOptions::default()
     };
-    let first = sandbox
-        .commands()
-        .spawn_with(&shell("exec sleep 1000"), lifetime);
-    let first = first.await.unwrap();
+    let (commands, sleep) = (sandbox.commands(), shell("exec sleep 1000"));
+    let first = commands.spawn_with(&sleep, lifetime).await.unwrap();
     sandbox.signal(KILL).await.unwrap();
     let status = first.wait().await.unwrap();
     assert_eq!(status, micabox_async::ExitStatus::Signaled(KILL));

@@ -5,7 +5,6 @@
 #[path = "../../../micabox/tests/support/mod.rs"]
 mod image;
 
-use std::future::Future;
 use std::ops::Deref;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -68,7 +67,7 @@ pub async fn run(sandbox: &Sandbox, script: &str) -> Finished {
 }
 
 /// Waits until something is so, for as long as a busy machine may take.
-pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+pub async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !is_so().await {
         assert!(begun.elapsed() < Duration::from_secs(60), "never: {what}");
@@ -78,7 +77,7 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut()
 
 /// Waits until nothing with these arguments runs in a sandbox.
 pub async fn until_gone(sandbox: &Sandbox, command: &str) {
-    until(command, || async {
+    until(command, async || {
         let processes = sandbox.commands().list().await.unwrap();
         !processes
             .iter()
@@ -89,7 +88,7 @@ pub async fn until_gone(sandbox: &Sandbox, command: &str) {
 
 /// Waits until something with these arguments runs in a sandbox.
 pub async fn until_there(sandbox: &Sandbox, command: &str) {
-    until(command, || async {
+    until(command, async || {
         let processes = sandbox.commands().list().await.unwrap();
         processes
             .iter()
