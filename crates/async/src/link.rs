@@ -181,12 +181,11 @@ impl Link {
         self.send(parting.frames(number));
     }
 
-    /// Lets a command continue with its stdin open, unless it is over.
-    pub(crate) fn leave(&self, number: u32) {
+    /// Sets what becomes of a command when it is parted from.
+    pub(crate) fn part_later(&self, number: u32, parting: Parting) {
         if let Some(Waiting::Command(entry)) = lock(&self.table).waiting.get_mut(&number) {
-            entry.parting = Parting::Leave;
+            entry.parting = parting;
         }
-        self.part(number);
     }
 
     /// Waits for the connection's end.

@@ -88,12 +88,7 @@ impl Process {
                     window: WINDOW,
                     ..options.request(*exec)
                 };
-                let parting = if options.detach {
-                    Parting::Leave
-                } else {
-                    Parting::Kill
-                };
-                (Request::Exec(Box::new(exec)), terminal, parting)
+                (Request::Exec(Box::new(exec)), terminal, Parting::Kill)
             }
             Begin::Attach(pid) => {
                 let attach = Attach {
@@ -128,13 +123,17 @@ impl Process {
             has_terminal,
             has_stdin,
         } = started.await.map_err(|_| Lost::closed())??;
+        if options.detach && parting == Parting::Kill {
+            link.part_later(running.number, Parting::Leave);
+        }
+        let ends_stdin = parting == Parting::Kill && !options.detach;
         let output = |reader: Option<Reader>| {
             reader.map(|(pieces, grants)| Output::new(pieces, grants, Arc::clone(&running)))
         };
         Ok(Self {
             stdin: input
                 .filter(|_| has_stdin)
-                .map(|input| Stdin::new(input, parting == Parting::Kill, Arc::clone(&running))),
+                .map(|input| Stdin::new(input, ends_stdin, Arc::clone(&running))),
             stdout: output(stdout_reader),
             stderr: output(stderr_reader),
             pid,
@@ -194,7 +193,8 @@ impl Process {
     /// as if the sandbox had ended.
     pub fn leave(self) {
         let running = &self.handle.running;
-        running.link.leave(running.number);
+        running.link.part_later(running.number, Parting::Leave);
+        running.link.part(running.number);
     }
 }
 
