@@ -377,7 +377,7 @@ impl Handle {
     fn wait_until(&self, deadline: Option<Instant>) -> Result<Option<ExitStatus>, Error> {
         loop {
             if let Some(end) = self.command.look() {
-                return end.map(Some).map_err(error);
+                return end.map(Some).map_err(Error::from);
             }
             // Several threads may wait here: all of them see the connection end with the command.
             let ready = micabox_owner::wait(self.command.socket.as_fd(), deadline);

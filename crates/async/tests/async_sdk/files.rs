@@ -1,18 +1,14 @@
 //! Files of a running sandbox, in an asynchronous program.
 
-mod support;
-
 use std::io::ErrorKind as Kind;
 use std::path::Path;
 use std::time::Duration;
 
+use super::support::{Fixture, run, sandbox, until};
 use micabox::{Existing, FileChange, FileKind};
 use micabox_async::{Error, ErrorKind, Files, WriteOptions};
-use support::{Fixture, run, sandbox, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
-
-micabox_jail::run_if_worker_before_main!(&micabox::worker_kinds());
 
 fn kind<T: std::fmt::Debug>(result: Result<T, Error>) -> Kind {
     match result {

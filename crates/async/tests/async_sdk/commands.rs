@@ -1,19 +1,17 @@
 //! Commands of an asynchronous program: their streams, their ends, and many at once.
 
-mod support;
-
 use std::io::{Read, Seek};
 use std::time::Duration;
 
+use super::support::{
+    Fixture, KILL, TERM, run, sandbox, shell, sockets, until, until_gone, until_there,
+};
 use micabox::{CommandError, Lost, StartFailure};
 use micabox_async::{
     Command, Commands, Error, ErrorKind, ExecOptions, ExitStatus, Process, Sandbox, Stdio, TtySize,
 };
-use support::{Fixture, KILL, TERM, run, sandbox, shell, sockets, until, until_gone, until_there};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::time::timeout;
-
-micabox_jail::run_if_worker_before_main!(&micabox::worker_kinds());
 
 fn with_stdin(script: &str) -> Command {
     Command {
@@ -370,7 +368,7 @@ async fn a_runtime_that_ends_ends_what_waits_on_another() {
         .enable_all()
         .build()
         .unwrap();
-    let builder = support::builder(&fixture);
+    let builder = super::support::builder(&fixture);
     let sandbox = runtime
         .spawn(Sandbox::create(builder))
         .await

@@ -1,16 +1,12 @@
 //! Sandboxes of an asynchronous program: how they begin, what they are asked for, and how they end.
 
-mod support;
-
 use std::time::Duration;
 
+use super::support::{Fixture, KILL, builder, run, sandbox, shell, until, until_there};
 use micabox::{Expiry, Reference, Restore, Status, Upper};
 use micabox_async::{Error, ErrorKind, Sandbox, blocking};
-use support::{Fixture, KILL, builder, run, sandbox, shell, until, until_there};
 use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
-
-micabox_jail::run_if_worker_before_main!(&micabox::worker_kinds());
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root and a built guest"]
@@ -193,7 +189,7 @@ async fn a_snapshot_and_an_image_are_made_of_a_disk() {
     sandbox.kill().await.unwrap();
 
     let again = micabox::Sandbox::builder(&fixture.store, &image)
-        .guest(support::guest())
+        .guest(super::support::guest())
         .backend_choice(micabox::BackendChoice::Host)
         .network(micabox::Network::None);
     let again = Sandbox::create(again).await.unwrap();
@@ -205,7 +201,9 @@ async fn a_snapshot_and_an_image_are_made_of_a_disk() {
     let Restore::Disk(copy) = Restore::new(&fixture.store, &snapshot).unwrap() else {
         panic!("a snapshot without memory boots");
     };
-    let copy = Sandbox::create(copy.guest(support::guest())).await.unwrap();
+    let copy = Sandbox::create(copy.guest(super::support::guest()))
+        .await
+        .unwrap();
     assert_eq!(copy.files().read("/made").await.unwrap(), b"here\n");
 }
 

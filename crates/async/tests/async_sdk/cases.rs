@@ -1,17 +1,13 @@
 //! Wrong input: the table that all SDKs share, sdk/cases.json.
 
-mod support;
-
 use std::time::Duration;
 
+use super::support::{Fixture, builder, until_there};
 use micabox::{Mount, Reference, StartFailure, Tmpfs};
 use micabox_async::{
     Builder, Command, Error, ErrorKind, ExecOptions, ExitStatus, Sandbox, blocking,
 };
 use serde_json::Value;
-use support::{Fixture, builder, until_there};
-
-micabox_jail::run_if_worker_before_main!(&micabox::worker_kinds());
 
 /// Options are methods of the builder here, and their values have types: the compiler refuses these.
 const OF_OPTIONS: [&str; 4] = [
@@ -182,7 +178,7 @@ fn check(case: &Value, outcome: &Outcome) {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root and a built guest"]
 async fn wrong_input_has_the_same_error_in_every_language() {
-    let table: Value = serde_json::from_str(include_str!("../../../sdk/cases.json")).unwrap();
+    let table: Value = serde_json::from_str(include_str!("../../../../sdk/cases.json")).unwrap();
     let cases = table["cases"].as_array().unwrap();
     assert!(cases.len() > 20);
     let fixture = Fixture::new();

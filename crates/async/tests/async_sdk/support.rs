@@ -1,7 +1,5 @@
 //! Containers on this machine's own kernel, as an asynchronous program makes them.
 
-#![allow(dead_code, reason = "no test uses all of it")]
-
 #[path = "../../../micabox/tests/support/mod.rs"]
 mod image;
 
