@@ -56,7 +56,6 @@ impl Commands {
         command: &Command,
         options: ExecOptions,
     ) -> Result<Finished, Error> {
-        const KILL: i32 = 9;
         let begun = Instant::now();
         let timeout = options.timeout;
         let process = self.spawn_with(command, options).await?;
@@ -65,9 +64,9 @@ impl Commands {
         let Some(timeout) = timeout else {
             return Ok(finished);
         };
-        // The owner does not say so of one that was killed in the end.
-        let was_killed = finished.status == ExitStatus::Signaled(KILL);
-        if handle.timed_out().await? || was_killed && begun.elapsed() >= timeout {
+        // The owner does not say so of one that was sent SIGKILL as well.
+        let was_ended = matches!(finished.status, ExitStatus::Signaled(_));
+        if handle.timed_out().await? || was_ended && begun.elapsed() >= timeout {
             return Err(Error::TimedOut(timeout));
         }
         Ok(finished)
