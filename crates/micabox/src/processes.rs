@@ -53,7 +53,9 @@ impl SandboxRef {
         )?;
         let mut list = Vec::new();
         if let Some(output) = process.stdout.take() {
-            let read = output.take(GuestProcess::MAX_LIST + 1).read_to_end(&mut list);
+            let read = output
+                .take(GuestProcess::MAX_LIST + 1)
+                .read_to_end(&mut list);
             read.map_err(|source| Error::System {
                 what: "reading the list of processes",
                 source,

@@ -50,13 +50,15 @@ pub(super) struct Operation {
     pub(super) task: FileTask,
 }
 
+type End = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
 /// An operation whose streams are elsewhere, and its end, for what is polled. Dropping it ends it.
 pub(super) struct Ending {
     task: FileTask,
     /// None once its end is awaited.
     operation: Option<Operation>,
     /// None before that, and after the end.
-    end: Option<Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>>,
+    end: Option<End>,
 }
 
 impl Operation {

@@ -106,15 +106,16 @@ async fn a_hundred_commands_share_one_connection() {
     let fixture = Fixture::new();
     let sandbox = sandbox(&fixture).await;
     run(&sandbox, "true").await;
-    let before = sockets();
+    let before = sockets(&sandbox);
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..100_u8 {
-        let commands = sandbox.commands();
+        let sandbox = sandbox.clone();
         tasks.spawn(async move {
             // More than a window of output, and a line of input that all wait for.
             let script = format!("read l; head -c 300000 /dev/zero; echo $l >&2; exit {number}");
-            let mut process = commands.spawn(&with_stdin(&script)).await.unwrap();
-            let sockets = sockets();
+            let spawned = sandbox.commands().spawn(&with_stdin(&script)).await;
+            let mut process = spawned.unwrap();
+            let sockets = sockets(&sandbox);
             let stdin = process.stdin.as_mut().unwrap();
             let line = format!("{number}\n");
             stdin.write_all(line.as_bytes()).await.unwrap();

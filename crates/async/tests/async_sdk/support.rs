@@ -95,9 +95,10 @@ pub async fn until_there(sandbox: &Sandbox, command: &str) {
     .await;
 }
 
-/// Returns how many sockets this process has.
-pub fn sockets() -> usize {
-    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+/// Returns how many sockets a sandbox's owner has.
+pub fn sockets(sandbox: &Sandbox) -> usize {
+    let owner = sandbox.record().owner.unwrap();
+    let open = std::fs::read_dir(format!("/proc/{}/fd", owner.pid)).unwrap();
     let links = open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
     links.filter(|link| is_socket(link)).count()
 }

@@ -18,8 +18,8 @@ use micabox_wire::files::{Existing, FileEntry, FileReply, FileRequest, FileStat}
 use crate::{Error, Sandbox, SandboxRef, Stdio};
 
 pub(crate) use archive::Packed;
-pub use operation::{FileTask, LeftOut};
 pub(crate) use operation::{Ends, Operation};
+pub use operation::{FileTask, LeftOut};
 pub use stream::{Entries, FileReader, FileWriter};
 pub use watch::{FileEvent, Watch};
 
