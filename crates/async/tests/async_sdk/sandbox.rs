@@ -124,7 +124,7 @@ async fn a_detached_sandbox_is_found_by_its_name_and_stopped() {
     assert_eq!(error.kind(), ErrorKind::NotRunning, "{error}");
     let found = sandbox.found().clone();
     blocking(move || found.remove()).await.unwrap();
-    assert!(fixture.is_empty());
+    until("no sandbox is left", async || fixture.is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
