@@ -144,7 +144,7 @@ impl Command {
     }
 
     /// Checks that the command is one that Linux can run.
-    pub(crate) fn check(&self) -> Result<(), CommandError> {
+    fn check(&self) -> Result<(), CommandError> {
         let program = self.argv.first().ok_or(CommandError::Nothing)?;
         if program.is_empty() {
             return Err(CommandError::EmptyProgram);
@@ -163,23 +163,28 @@ impl Command {
             None => Ok(()),
         }
     }
+}
 
-    /// Makes the request for a sandbox's owner. The caller sets where the streams go.
-    pub(crate) fn to_exec(&self) -> Exec {
+/// The request for a sandbox's owner, without streams. Fails if Linux can't run such a command.
+impl TryFrom<&Command> for Exec {
+    type Error = CommandError;
+
+    fn try_from(command: &Command) -> Result<Self, CommandError> {
+        command.check()?;
         let text = |text: &OsString| Text(text.as_bytes().to_vec());
-        Exec {
-            argv: self.argv.iter().map(text).collect(),
-            env: self
+        Ok(Self {
+            argv: command.argv.iter().map(text).collect(),
+            env: command
                 .env
                 .iter()
                 .map(|(name, value)| (text(name), text(value)))
                 .collect(),
-            workdir: text(&self.workdir),
-            user: self.user.clone(),
-            confinement: change_to(&self.confinement),
-            tty: self.tty,
-            ..Exec::default()
-        }
+            workdir: text(&command.workdir),
+            user: command.user.clone(),
+            confinement: change_to(&command.confinement),
+            tty: command.tty,
+            ..Self::default()
+        })
     }
 }
 

@@ -331,6 +331,17 @@ pub enum Error {
     /// The guest did not answer in time.
     #[error("{0}")]
     Silent(String),
+    /// The command was ended because its time was over.
+    #[error("the command was stopped after its timeout of {0:?}")]
+    TimedOut(Duration),
+    /// No port of the host leads to the sandbox's port.
+    #[error("port {port} of sandbox {name} is not published")]
+    NotPublished {
+        /// The sandbox's name.
+        name: String,
+        /// The TCP port inside.
+        port: u16,
+    },
     /// No control group of the host limits the machine's process.
     #[error("no control group limits the sandbox's processor time: {0}")]
     Unlimited(String),
@@ -413,6 +424,17 @@ impl Error {
             _ => None,
         }
         .filter(|console| !console.is_empty())
+    }
+}
+
+/// An error in a stream; for one of a file the kind is the system's.
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match &error {
+            Error::File { source, .. } => source.kind(),
+            _ => io::ErrorKind::Other,
+        };
+        Self::new(kind, error)
     }
 }
 

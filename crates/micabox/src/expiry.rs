@@ -57,7 +57,7 @@ impl Expiry {
                 idle_timeout: Some(Duration::from_millis(idle_timeout)),
                 max_life: Some(Duration::from_millis(max_life)),
             }),
-            Ok(Some(Reply::Failed(failure))) => Err(crate::process::error(failure)),
+            Ok(Some(Reply::Failed(failure))) => Err(failure.into()),
             _ => Err(Error::OwnerGone),
         }
     }

@@ -71,6 +71,8 @@ pub use command::{Command, CommandError, EnvChange, Overrides};
 pub use confinement::{capability_set, ulimit_number};
 pub use error::{Error, ErrorKind, Source};
 pub use expiry::Expiry;
+#[doc(hidden)]
+pub use files::FileTask;
 pub use files::{
     Attributes, DirectoryEntry, Entries, FileEvent, FileReader, FileWriter, Files, LeftOut, Watch,
     WriteOptions,

@@ -1,6 +1,7 @@
 //! A command in a sandbox: a connection to the sandbox's owner, and pipes for its streams.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -71,13 +72,29 @@ pub(crate) enum Begin {
 }
 
 impl ExecOptions {
-    /// Uses pipes for all streams; for stdin if the command has one.
-    pub(crate) fn piped(stdin: bool) -> Self {
+    /// Returns options with pipes for all streams; for stdin if the command has one.
+    pub fn piped(stdin: bool) -> Self {
         Self {
             stdin: if stdin { Stdio::Piped } else { Stdio::Null },
             stdout: Stdio::Piped,
             stderr: Stdio::Piped,
             ..Self::default()
+        }
+    }
+
+    /// Completes a request with these options. Where its streams go, the caller says.
+    #[doc(hidden)]
+    pub fn request(&self, exec: Exec) -> Exec {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Exec {
+            lifetime: self.lifetime,
+            timeout: self.timeout.map_or(0, |time| millis(time).max(1)),
+            grace: millis(self.grace),
+            detach: self.detach,
+            measure: self.measure,
+            sigpipe: self.sigpipe,
+            note: self.note.clone(),
+            ..exec
         }
     }
 }
@@ -197,33 +214,25 @@ impl Process {
     pub(crate) fn start(
         mut client: Client,
         begin: Begin,
-        options: ExecOptions,
+        mut options: ExecOptions,
     ) -> Result<Self, Error> {
         let pipes = |source| Error::System {
             what: "making a command's pipes",
             source,
         };
-        let stdin = Ends::new(options.stdin, || {
+        let stdin = Ends::new(mem::take(&mut options.stdin), || {
             io::pipe().map(|(reader, writer)| (reader.into(), writer))
         });
         let stdin = stdin.map_err(pipes)?;
-        let stdout = Ends::new(options.stdout, output).map_err(pipes)?;
-        let stderr = Ends::new(options.stderr, output).map_err(pipes)?;
+        let stdout = Ends::new(mem::take(&mut options.stdout), output).map_err(pipes)?;
+        let stderr = Ends::new(mem::take(&mut options.stderr), output).map_err(pipes)?;
         let is_detached = options.detach;
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let complete = |exec: Exec| {
             Box::new(Exec {
                 stdin: stdin.place,
                 stdout: stdout.place,
                 stderr: stderr.place,
-                lifetime: options.lifetime,
-                timeout: options.timeout.map_or(0, |time| millis(time).max(1)),
-                grace: millis(options.grace),
-                detach: options.detach,
-                measure: options.measure,
-                sigpipe: options.sigpipe,
-                note: options.note.clone(),
-                ..exec
+                ..options.request(exec)
             })
         };
         let (request, has_terminal) = match begin {
@@ -261,7 +270,7 @@ impl Process {
         let (pid, has_terminal) = match reply {
             Some(Reply::Started { pid, .. }) => (pid, has_terminal),
             Some(Reply::Attached { pid, tty, .. }) => (pid, tty),
-            Some(Reply::Failed(failure)) => return Err(error(failure)),
+            Some(Reply::Failed(failure)) => return Err(failure.into()),
             _ => return Err(Lost::closed().into()),
         };
         let command = Arc::new(Command {
@@ -372,7 +381,7 @@ impl Handle {
     fn wait_until(&self, deadline: Option<Instant>) -> Result<Option<ExitStatus>, Error> {
         loop {
             if let Some(end) = self.command.look() {
-                return end.map(Some).map_err(error);
+                return end.map(Some).map_err(Error::from);
             }
             // Several threads may wait here: all of them see the connection end with the command.
             let ready = micabox_owner::wait(self.command.socket.as_fd(), deadline);
@@ -465,18 +474,19 @@ impl Command {
     }
 }
 
-/// Converts a failure into an error.
-pub(crate) fn error(failure: Failure) -> Error {
-    match (failure.kind, failure.start, failure.lost) {
-        (Kind::Start, Some(start), _) => Error::Start(*start),
-        (Kind::Lost, _, Some(lost)) => Error::Lost(*lost),
-        (Kind::TooLong, ..) => CommandError::TooLong.into(),
-        (Kind::Paused, ..) => Error::Paused,
-        (Kind::Silent, ..) => Error::Silent(failure.message),
-        (Kind::Unlimited, ..) => Error::Unlimited(failure.message),
-        (Kind::Ending, ..) => Error::Lost(Lost::closed()),
-        (Kind::NotFound, ..) => Error::NoSuchCommand(failure.message),
-        _ => Error::Refused(failure.message),
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match (failure.kind, failure.start, failure.lost) {
+            (Kind::Start, Some(start), _) => Self::Start(*start),
+            (Kind::Lost, _, Some(lost)) => Self::Lost(*lost),
+            (Kind::TooLong, ..) => CommandError::TooLong.into(),
+            (Kind::Paused, ..) => Self::Paused,
+            (Kind::Silent, ..) => Self::Silent(failure.message),
+            (Kind::Unlimited, ..) => Self::Unlimited(failure.message),
+            (Kind::Ending, ..) => Self::Lost(Lost::closed()),
+            (Kind::NotFound, ..) => Self::NoSuchCommand(failure.message),
+            _ => Self::Refused(failure.message),
+        }
     }
 }
 

@@ -10,9 +10,6 @@ use serde::Serialize;
 use crate::process::{Begin, ExecOptions, Process};
 use crate::{Error, SandboxRef};
 
-/// Most bytes of a list. A guest's processes are bounded by its memory, but the guest may lie.
-const MAX_LIST: u64 = 16 << 20;
-
 /// Ticks a second.
 const TICKS: f64 = 100.0;
 
@@ -49,33 +46,52 @@ impl SandboxRef {
     /// # Errors
     /// As [`SandboxRef::exec`]; [`Error::BadList`] if the guest sends something else.
     pub fn processes(&self) -> Result<Vec<GuestProcess>, Error> {
-        let exec = Exec {
-            argv: vec![Text(PROCESSES.to_vec())],
-            beside: true,
-            answer_timeout: ANSWER_TIMEOUT,
-            ..Exec::default()
-        };
         let mut process = Process::start(
             self.connect()?,
-            Begin::Exec(exec),
+            Begin::Exec(GuestProcess::request()),
             ExecOptions::piped(false),
         )?;
         let mut list = Vec::new();
         if let Some(output) = process.stdout.take() {
-            let read = output.take(MAX_LIST + 1).read_to_end(&mut list);
+            let read = output
+                .take(GuestProcess::MAX_LIST + 1)
+                .read_to_end(&mut list);
             read.map_err(|source| Error::System {
                 what: "reading the list of processes",
                 source,
             })?;
         }
-        if list.len() as u64 > MAX_LIST {
+        if list.len() as u64 > GuestProcess::MAX_LIST {
             return Err(Error::BadList);
         }
         // A sandbox that ended has the better reason.
         let status = process.wait()?;
-        parse(&String::from_utf8_lossy(&list))
+        GuestProcess::parse_list(&list)
             .filter(|_| status.code() == 0)
             .ok_or(Error::BadList)
+    }
+}
+
+impl GuestProcess {
+    /// Most bytes of a list. A guest's processes are bounded by its memory, but the guest may lie.
+    #[doc(hidden)]
+    pub const MAX_LIST: u64 = 16 << 20;
+
+    /// Makes the request for a list, without streams.
+    #[doc(hidden)]
+    pub fn request() -> Exec {
+        Exec {
+            argv: vec![Text(PROCESSES.to_vec())],
+            beside: true,
+            answer_timeout: ANSWER_TIMEOUT,
+            ..Exec::default()
+        }
+    }
+
+    /// Parses the list that the agent writes; None if it is malformed.
+    #[doc(hidden)]
+    pub fn parse_list(list: &[u8]) -> Option<Vec<Self>> {
+        parse(&String::from_utf8_lossy(list))
     }
 }
 

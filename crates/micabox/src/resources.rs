@@ -4,7 +4,6 @@ use micabox_net::Rate as NetRate;
 use micabox_owner::protocol::{Kind, Limit, Reply, Request};
 use micabox_vmm::DiskRate;
 
-use crate::process::error;
 use crate::state::Record;
 use crate::{Error, Network, SandboxRef};
 
@@ -136,7 +135,7 @@ impl SandboxRef {
             Reply::Failed(failure) if failure.kind == Kind::Unsupported => {
                 Err(Error::Running(self.record().name.clone()))
             }
-            Reply::Failed(failure) => Err(error(failure)),
+            Reply::Failed(failure) => Err(failure.into()),
             _ => Err(Error::OwnerGone),
         }
     }

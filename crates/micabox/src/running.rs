@@ -8,7 +8,7 @@ use micabox_owner::protocol::{Exec, Reply, Request, Stats, Text};
 use micabox_wire::CONNECT;
 
 use crate::name::is_valid;
-use crate::process::{Begin, ExecOptions, Process, error};
+use crate::process::{Begin, ExecOptions, Process};
 use crate::registrar::{EXIT_KILLED, EXIT_NOT_STARTED};
 use crate::{Command, Error, Expiry, Overrides, SandboxRef, Status};
 
@@ -58,10 +58,9 @@ impl SandboxRef {
     /// # Errors
     /// As [`SandboxRef::exec`].
     pub fn exec_with(&self, command: &Command, options: ExecOptions) -> Result<Process, Error> {
-        command.check()?;
         let exec = Exec {
             beside: true,
-            ..command.to_exec()
+            ..Exec::try_from(command)?
         };
         Process::start(self.connect()?, Begin::Exec(exec), options)
     }
@@ -135,7 +134,7 @@ impl SandboxRef {
     pub fn signal(&self, signal: i32) -> Result<(), Error> {
         match self.ask(&Request::SignalFirst { signal })? {
             Reply::Signaled => Ok(()),
-            Reply::Failed(failure) => Err(error(failure)),
+            Reply::Failed(failure) => Err(failure.into()),
             _ => Err(Error::OwnerGone),
         }
     }
@@ -174,7 +173,7 @@ impl SandboxRef {
     pub fn pause(&self) -> Result<(), Error> {
         match self.ask(&Request::Pause)? {
             Reply::Paused => Ok(()),
-            Reply::Failed(failure) => Err(error(failure)),
+            Reply::Failed(failure) => Err(failure.into()),
             _ => Err(Error::OwnerGone),
         }
     }
@@ -186,7 +185,7 @@ impl SandboxRef {
     pub fn unpause(&self) -> Result<(), Error> {
         match self.ask(&Request::Unpause)? {
             Reply::Unpaused => Ok(()),
-            Reply::Failed(failure) => Err(error(failure)),
+            Reply::Failed(failure) => Err(failure.into()),
             _ => Err(Error::OwnerGone),
         }
     }
@@ -198,7 +197,7 @@ impl SandboxRef {
     pub fn stats(&self) -> Result<Stats, Error> {
         match self.ask(&Request::Stats)? {
             Reply::Stats(stats) => Ok(stats),
-            Reply::Failed(failure) => Err(error(failure)),
+            Reply::Failed(failure) => Err(failure.into()),
             _ => Err(Error::OwnerGone),
         }
     }
@@ -220,7 +219,7 @@ impl SandboxRef {
         let name = name.to_owned();
         match self.ask(&Request::Rename { name })? {
             Reply::Renamed => Ok(()),
-            Reply::Failed(failure) => Err(error(failure)),
+            Reply::Failed(failure) => Err(failure.into()),
             _ => Err(Error::OwnerGone),
         }
     }

@@ -13,7 +13,7 @@ use micabox_owner::{Client, Lost};
 use oci_spec::image::Config;
 
 use crate::own_process::OwnProcess;
-use crate::process::{Begin, ExecOptions, Process, error};
+use crate::process::{Begin, ExecOptions, Process};
 use crate::snapshot::memory;
 use crate::state::Record;
 use crate::timings::Timings;
@@ -92,7 +92,7 @@ impl Ended {
     /// Returns what went wrong at the end, if anything: the guest was lost, or not everything that
     /// the sandbox keeps could be written.
     pub fn error(&self) -> Option<Error> {
-        self.failure.clone().map(error)
+        self.failure.clone().map(Error::from)
     }
 }
 
@@ -192,8 +192,7 @@ impl Sandbox {
     /// # Errors
     /// As [`Sandbox::exec`].
     pub fn exec_with(&self, command: &Command, options: ExecOptions) -> Result<Process, Error> {
-        command.check()?;
-        self.start(Begin::Exec(command.to_exec()), options)
+        self.start(Begin::Exec(Exec::try_from(command)?), options)
     }
 
     /// Reattaches the first command of the sandbox that this one is a copy of, as if it had just
@@ -290,7 +289,7 @@ impl Sandbox {
                 reap(process);
                 Ok(())
             }
-            Ok(Some(Reply::Failed(failure))) => Err(error(failure)),
+            Ok(Some(Reply::Failed(failure))) => Err(failure.into()),
             _ => Err(self.why_lost().unwrap_or_else(Lost::closed).into()),
         }
     }
@@ -378,7 +377,7 @@ impl Sandbox {
             return Ok(());
         };
         match client.reply(1, None) {
-            Ok(Some(Reply::Failed(failure))) => Err(error(failure)),
+            Ok(Some(Reply::Failed(failure))) => Err(failure.into()),
             Ok(_) => Ok(()),
             Err(_) if self.record.upper.is_kept() => Err(Error::OwnerGone),
             Err(_) => Ok(()),

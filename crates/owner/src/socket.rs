@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -58,7 +58,10 @@ impl Drop for Listener {
 }
 
 /// Connects to the owner of the sandbox in `directory`.
-pub(crate) fn connect_to_owner(directory: &Path) -> io::Result<UnixStream> {
+///
+/// # Errors
+/// Those of open(2) and connect(2).
+pub fn connect_to_owner(directory: &Path) -> io::Result<UnixStream> {
     connect(directory, SOCKET.as_ref())
 }
 
@@ -100,9 +103,22 @@ fn with_short_path<T>(
     use_path(path.join(name))
 }
 
+/// Sends what the socket takes now of `bytes`, and descriptors with the first of them: as many as a
+/// request has. Returns the number of bytes sent.
+///
+/// # Errors
+/// Those of sendmsg(2); [`io::ErrorKind::WouldBlock`] if it takes none.
+pub fn send_now(
+    socket: impl AsFd,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
+    send(socket, bytes, descriptors, SendFlags::DONTWAIT)
+}
+
 /// Sends bytes, and descriptors with the first of them. Returns the number of bytes sent.
 pub(crate) fn send(
-    socket: &UnixStream,
+    socket: impl AsFd,
     bytes: &[u8],
     descriptors: &[BorrowedFd<'_>],
     flags: SendFlags,
@@ -113,7 +129,7 @@ pub(crate) fn send(
 
 /// As [`send`], with `space` for the descriptors.
 fn send_in(
-    socket: &UnixStream,
+    socket: impl AsFd,
     bytes: &[u8],
     descriptors: &[BorrowedFd<'_>],
     flags: SendFlags,
@@ -124,7 +140,7 @@ fn send_in(
         return Err(Errno::INVAL);
     }
     let flags = flags | SendFlags::NOSIGNAL;
-    rustix::io::retry_on_intr(|| sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags))
+    rustix::io::retry_on_intr(|| sendmsg(&socket, &[IoSlice::new(bytes)], &mut ancillary, flags))
 }
 
 /// Receives bytes into `buffer`, and the descriptors that came with them. Returns the number of
@@ -267,7 +283,6 @@ pub fn receive_all(
 mod tests {
     use super::*;
     use std::fs::File;
-    use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
 
     #[test]

@@ -402,6 +402,11 @@ impl<K: Kind> Builder<K> {
         }
     }
 
+    /// Returns the store that the sandbox is made in.
+    pub fn store(&self) -> &Store {
+        &self.start.store
+    }
+
     /// Returns what the sandbox is made from.
     pub fn base(&self) -> &Base {
         &self.start.base

@@ -6,7 +6,7 @@ use micabox_image::AppendLayerError;
 use micabox_image::store::Error as Store;
 use micabox_net::Error as Network;
 use micabox_owner::LostReason;
-use micabox_vmm::Error as Machine;
+use micabox_vmm::{Error as Machine, Exit};
 use micabox_wire::StartFailure;
 use serde::{Deserialize, Serialize};
 
@@ -87,8 +87,13 @@ impl Error {
             Self::Boot(lost) if lost.reason == LostReason::Silent => Kind::TimedOut,
             Self::BadList | Self::BadReply | Self::Boot(_) => Kind::Guest,
             Self::File { source, .. } => of_guest_file(source),
-            Self::Lost(lost) if lost.reason == LostReason::Closed => Kind::Disconnected,
-            Self::Lost(_) => Kind::Guest,
+            Self::Lost(lost) => match &lost.reason {
+                // A client has ended the sandbox.
+                LostReason::Closed | LostReason::Machine(Exit::Killed { by_us: true, .. }) => {
+                    Kind::Disconnected
+                }
+                _ => Kind::Guest,
+            },
             Self::OwnerGone => Kind::Disconnected,
             Self::Start(failed) => match failed.reason {
                 StartFailure::NotFound => Kind::NotFound,
@@ -100,7 +105,8 @@ impl Error {
             | Self::NoSuchSnapshot(_)
             | Self::NoSuchTree(_)
             | Self::NoSuchVolume(_)
-            | Self::NotMounted(_) => Kind::NotFound,
+            | Self::NotMounted(_)
+            | Self::NotPublished { .. } => Kind::NotFound,
             Self::NameTaken { .. } | Self::SnapshotExists(_) | Self::VolumeExists(_) => {
                 Kind::NameInUse
             }
@@ -112,7 +118,7 @@ impl Error {
             | Self::VolumeInUse { .. } => Kind::InUse,
             Self::DoesNotRun(_) | Self::NotRunning(_) | Self::Paused => Kind::NotRunning,
             Self::Cancelled => Kind::Cancelled,
-            Self::Silent(_) | Self::Stuck { .. } => Kind::TimedOut,
+            Self::Silent(_) | Self::Stuck { .. } | Self::TimedOut(_) => Kind::TimedOut,
             Self::DamagedSnapshot { .. } | Self::BadRecord(_) => Kind::Damaged,
             Self::Command(_)
             | Self::Ambiguous(_)

@@ -18,8 +18,8 @@ use micabox_wire::files::{Existing, FileEntry, FileReply, FileRequest, FileStat}
 use crate::{Error, Sandbox, SandboxRef, Stdio};
 
 pub(crate) use archive::Packed;
-pub use operation::LeftOut;
 pub(crate) use operation::{Ends, Operation};
+pub use operation::{FileTask, LeftOut};
 pub use stream::{Entries, FileReader, FileWriter};
 pub use watch::{FileEvent, Watch};
 
@@ -155,13 +155,10 @@ impl Files {
         let mut bytes = Vec::new();
         let mut reader = self.open(path)?.take(MAX_READ + 1);
         let read = reader.read_to_end(&mut bytes);
-        read.map_err(|error| stream::original("reading", path, error))?;
+        let task = FileTask::new("reading", path);
+        read.map_err(|error| task.of_stream(error))?;
         if bytes.len() as u64 > MAX_READ {
-            return Err(Error::File {
-                what: "reading",
-                path: path.to_owned(),
-                source: io::ErrorKind::FileTooLarge.into(),
-            });
+            return Err(task.error(io::ErrorKind::FileTooLarge.into()));
         }
         Ok(bytes)
     }
@@ -480,7 +477,8 @@ fn from_bytes(path: Vec<u8>) -> PathBuf {
 
 impl DirectoryEntry {
     /// Checks what a guest sent: its paths must not lead anywhere else.
-    pub(crate) fn new(entry: FileEntry) -> Result<Self, Error> {
+    #[doc(hidden)]
+    pub fn new(entry: FileEntry) -> Result<Self, Error> {
         let path = from_bytes(entry.path);
         let mut parts = path.components();
         let is_plain = parts.all(|part| matches!(part, Component::Normal(_)));

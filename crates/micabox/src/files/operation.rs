@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use micabox_owner::Client;
 use micabox_owner::protocol::{Exec, Text};
@@ -22,12 +23,20 @@ pub struct Ends {
     pub stdout: Stdio,
 }
 
+/// What is done to which file, apart from the streams that it needs: the same for all clients of an
+/// owner.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct FileTask {
+    what: &'static str,
+    path: PathBuf,
+}
+
 /// An operation that has begun. Dropping it ends it, done or not.
 #[derive(Debug)]
 pub struct Operation {
     pub process: Process,
-    what: &'static str,
-    path: PathBuf,
+    task: FileTask,
     is_over: bool,
 }
 
@@ -57,19 +66,8 @@ impl Files {
         request: &FileRequest,
         ends: Ends,
     ) -> Result<Operation, Error> {
-        let exec = Exec {
-            argv: [FILES.to_vec(), request.encode()].map(Text).to_vec(),
-            user: self.user.clone(),
-            beside: true,
-            answer_timeout: match request {
-                // Its next message comes with the next change.
-                FileRequest::Watch { .. } => 0,
-                _ => u64::try_from(self.answer_timeout.as_millis())
-                    .unwrap_or(u64::MAX)
-                    .max(1),
-            },
-            ..Exec::default()
-        };
+        let task = FileTask::new(what, path);
+        let exec = FileTask::exec(request, &self.user, self.answer_timeout);
         let options = ExecOptions {
             stdin: ends.stdin,
             stdout: ends.stdout,
@@ -79,26 +77,9 @@ impl Files {
         let client = Client::connect(&self.directory);
         let client = client.map_err(|_| Error::DoesNotRun(self.name.clone()))?;
         let process = Process::start(client, Begin::Exec(exec), options);
-        let process = process.map_err(|error| match error {
-            Error::Start(StartFailed {
-                reason: StartFailure::File,
-                message,
-                errno,
-            }) => failed(
-                what,
-                path,
-                FileFailed {
-                    path: Vec::new(),
-                    errno,
-                    message,
-                },
-            ),
-            error => error,
-        })?;
         Ok(Operation {
-            process,
-            what,
-            path: path.to_owned(),
+            process: process.map_err(|error| task.not_begun(error))?,
+            task,
             is_over: false,
         })
     }
@@ -141,45 +122,100 @@ impl Operation {
         drop(self.process.stdin.take());
         self.is_over = true;
         let status = self.process.wait()?;
+        match self.process.stderr.take() {
+            Some(stderr) => self.task.end(status, stderr),
+            None => self.task.end(status, io::empty()),
+        }
+    }
+}
+
+impl FileTask {
+    /// Names what is done to which file, as in "reading `/etc/passwd`".
+    pub fn new(what: &'static str, path: &Path) -> Self {
+        Self {
+            what,
+            path: path.to_owned(),
+        }
+    }
+
+    /// Makes the request for a sandbox's owner, without streams.
+    pub fn exec(request: &FileRequest, user: &str, answer_timeout: Duration) -> Exec {
+        Exec {
+            argv: [FILES.to_vec(), request.encode()].map(Text).to_vec(),
+            user: user.to_owned(),
+            beside: true,
+            answer_timeout: match request {
+                // Its next message comes with the next change.
+                FileRequest::Watch { .. } => 0,
+                _ => u64::try_from(answer_timeout.as_millis())
+                    .unwrap_or(u64::MAX)
+                    .max(1),
+            },
+            ..Exec::default()
+        }
+    }
+
+    /// Returns why an operation could not begin.
+    pub fn not_begun(&self, error: Error) -> Error {
+        match error {
+            Error::Start(StartFailed {
+                reason: StartFailure::File,
+                message,
+                errno,
+            }) => self.failed(&FileFailed {
+                path: Vec::new(),
+                errno,
+                message,
+            }),
+            error => error,
+        }
+    }
+
+    /// Returns what an operation that has ended has left out. `messages` is its stderr.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::BadReply`] if the guest sends something else.
+    pub fn end(&self, status: ExitStatus, messages: impl Read) -> Result<Vec<LeftOut>, Error> {
         let mut left_out = Vec::new();
-        if let Some(stderr) = self.process.stderr.take() {
-            let mut messages = stderr.take(MAX_MESSAGES);
-            while let Some(reply) = read_message(&mut messages).map_err(|_| Error::BadReply)? {
-                match reply {
-                    FileReply::Failed(failure) => {
-                        return Err(failed(self.what, &self.path, failure));
-                    }
-                    FileReply::LeftOut { path, what } => left_out.push(LeftOut { path, what }),
-                    _ => return Err(Error::BadReply),
-                }
+        let mut messages = messages.take(MAX_MESSAGES);
+        while let Some(reply) = read_message(&mut messages).map_err(|_| Error::BadReply)? {
+            match reply {
+                FileReply::Failed(failure) => return Err(self.failed(&failure)),
+                FileReply::LeftOut { path, what } => left_out.push(LeftOut { path, what }),
+                _ => return Err(Error::BadReply),
             }
         }
         match status {
             ExitStatus::Exited(0) => Ok(left_out),
             ExitStatus::Exited(_) => Err(Error::BadReply),
-            ExitStatus::Signaled(signal) => Err(Error::File {
-                what: self.what,
-                path: self.path.clone(),
-                source: io::Error::new(
-                    io::ErrorKind::Interrupted,
-                    format!("the agent's process was ended by signal {signal}"),
-                ),
-            }),
+            ExitStatus::Signaled(signal) => {
+                let message = format!("the agent's process was ended by signal {signal}");
+                Err(self.error(io::Error::new(io::ErrorKind::Interrupted, message)))
+            }
         }
     }
-}
 
-fn failed(what: &'static str, path: &Path, failure: FileFailed) -> Error {
-    let error = failure.error();
-    let source = match &*failure.path {
-        [] => error,
-        file if file == bytes(path) => error,
-        // The kind is kept, and the file named.
-        file => io::Error::new(error.kind(), format!("{}: {error}", file.escape_ascii())),
-    };
-    Error::File {
-        what,
-        path: path.to_owned(),
-        source,
+    /// Returns the error that the system gives as `source`.
+    pub fn error(&self, source: io::Error) -> Error {
+        Error::File {
+            what: self.what,
+            path: self.path.clone(),
+            source,
+        }
+    }
+
+    /// Returns the error that a stream of the operation had.
+    pub fn of_stream(&self, error: io::Error) -> Error {
+        error.downcast().unwrap_or_else(|source| self.error(source))
+    }
+
+    fn failed(&self, failure: &FileFailed) -> Error {
+        let error = failure.error();
+        self.error(match &*failure.path {
+            [] => error,
+            file if file == bytes(&self.path) => error,
+            // The kind is kept, and the file named.
+            file => io::Error::new(error.kind(), format!("{}: {error}", file.escape_ascii())),
+        })
     }
 }

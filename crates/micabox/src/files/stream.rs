@@ -2,7 +2,6 @@
 
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
 
 use micabox_wire::files::FileReply;
 use micabox_wire::read_message;
@@ -54,7 +53,7 @@ impl Read for FileReader {
         let count = output.read(buffer)?;
         if count == 0 && !buffer.is_empty() {
             self.output = None;
-            self.operation.end().map_err(io_error)?;
+            self.operation.end()?;
         }
         Ok(count)
     }
@@ -123,22 +122,4 @@ impl Iterator for Entries {
         }
         Some(entry)
     }
-}
-
-/// Returns an error as that of a stream.
-fn io_error(error: Error) -> io::Error {
-    let kind = match &error {
-        Error::File { source, .. } => source.kind(),
-        _ => io::ErrorKind::Other,
-    };
-    io::Error::new(kind, error)
-}
-
-/// Returns the error of which [`io_error`] made that of a stream.
-pub(super) fn original(what: &'static str, path: &Path, error: io::Error) -> Error {
-    error.downcast().unwrap_or_else(|source| Error::File {
-        what,
-        path: path.to_owned(),
-        source,
-    })
 }

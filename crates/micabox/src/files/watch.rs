@@ -121,7 +121,8 @@ impl Iterator for Watch {
 
 impl FileEvent {
     /// Checks what a guest sent: its paths must not lead anywhere else.
-    pub(crate) fn new(event: micabox_wire::files::FileEvent) -> Result<Self, Error> {
+    #[doc(hidden)]
+    pub fn new(event: micabox_wire::files::FileEvent) -> Result<Self, Error> {
         let path = from_bytes(event.path);
         let mut parts = path.components();
         if !parts.all(|part| matches!(part, Component::Normal(_))) {

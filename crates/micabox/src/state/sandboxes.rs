@@ -134,8 +134,8 @@ impl SandboxRef {
         self.directory().wait_for_end(&self.found, timeout)
     }
 
-    /// Returns the directory of the sandbox's state.
-    pub(crate) fn path(&self) -> &Path {
+    /// Returns the directory of the sandbox's state, with its owner's socket while it runs.
+    pub fn path(&self) -> &Path {
         &self.found.path
     }
 
