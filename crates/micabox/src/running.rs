@@ -120,7 +120,7 @@ impl SandboxRef {
                     note,
                 }),
                 Some(Reply::Listed) => return Ok(list),
-                Some(Reply::Failed(failure)) => return Err(error(failure)),
+                Some(Reply::Failed(failure)) => return Err(failure.into()),
                 _ => return Err(Error::OwnerGone),
             }
         }
