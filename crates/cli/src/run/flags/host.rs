@@ -81,7 +81,7 @@ mod tests {
     }
 
     /// Options that take nothing from this machine, whatever their values are.
-    const OTHERS: [&str; 40] = [
+    const OTHERS: [&str; 41] = [
         "backend",
         "cap-add",
         "cap-drop",
@@ -120,6 +120,7 @@ mod tests {
         "tmpfs",
         "transport",
         "trim",
+        "ulimit",
         "user",
         "workdir",
     ];
