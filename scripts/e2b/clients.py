@@ -354,7 +354,9 @@ class Restart(unittest.TestCase):
             box.commands.close_stdin(command.pid)
             with self.assertRaises(CommandExitException) as caught:
                 again.wait()
-            self.assertEqual((caught.exception.exit_code, caught.exception.stdout), (3, "got one\n"))
+            self.assertEqual(
+                (caught.exception.exit_code, caught.exception.stdout), (3, "got one\n")
+            )
             until("its deadline holds", lambda: paused.get_info().state.value == "paused")
             until("the command's time is over", lambda: not box.commands.list())
         finally:
