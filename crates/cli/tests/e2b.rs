@@ -3,14 +3,16 @@
 
 mod support;
 
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use support::e2b::{Made, Server};
+use support::e2b::{Events, Made, Server};
 use support::host::assert_forked;
-use support::{Home, wait_until};
+use support::{Home, PATIENCE, wait_until};
 
 const ID: &str = "0123456789abcdef0123456789abcdef";
 
@@ -93,6 +95,33 @@ const HOST: [&str; 1] = ["--with=backend=host"];
 fn on_this_kernel(server: &Server) -> Made {
     let new = json!({"templateID": "box", "timeout": 600, "allow_internet_access": false});
     server.create(&new)
+}
+
+/// A reply before the end of its request closes the connection under the client.
+#[test]
+#[ignore = "needs root and a built guest"]
+fn a_request_is_read_to_its_end_before_its_reply() {
+    let home = Home::new();
+    let server = Server::new(&home, &HOST);
+    let made = on_this_kernel(&server);
+    let start = json!({"process": {"cmd": "/bin/echo", "args": ["said"], "envs": {}}});
+    let mut stream = server.unfinished(&made, "Start", std::slice::from_ref(&start));
+    stream
+        .set_read_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
+    let early = stream.read(&mut [0]);
+    assert_eq!(early.unwrap_err().kind(), ErrorKind::WouldBlock);
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut events = Events::of_unfinished(stream);
+    events.pid();
+    assert_eq!(events.rest(), ("said\n".to_owned(), 0));
+
+    let twice = server.unfinished(&made, "Start", &[start.clone(), start]);
+    let said = Events::of_unfinished(twice).failure();
+    assert_eq!(said, "the stream has more than one message");
+    server.delete(&made);
+    drop(server);
+    home.assert_nothing_left();
 }
 
 fn listed(server: &Server, made: &Made) -> Vec<Value> {

@@ -10,7 +10,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::{HeaderMap, StatusCode};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -150,10 +150,15 @@ impl Messages {
         Ok(Some(self.bytes.split_to(length).freeze()))
     }
 
-    /// Returns the only message of a stream.
+    /// Returns the only message of a stream, once the stream has ended: hyper closes a connection whose request it has
+    /// not read whole when it has replied, and what the client has not received by then is lost.
     pub async fn only<T: DeserializeOwned>(mut self) -> Result<T, Problem> {
         let only = self.next().await?;
-        only.ok_or_else(|| Problem::invalid("the stream has no message"))
+        let only = only.ok_or_else(|| Problem::invalid("the stream has no message"))?;
+        match self.next::<IgnoredAny>().await? {
+            None => Ok(only),
+            Some(_) => Err(Problem::invalid("the stream has more than one message")),
+        }
     }
 }
 

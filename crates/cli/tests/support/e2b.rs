@@ -128,13 +128,27 @@ impl Server {
 
     /// Makes a call whose reply is a stream.
     pub fn stream(&self, made: &Made, call: &str, body: &Value) -> Events {
-        let body = body.to_string();
-        let length = u32::try_from(body.len()).unwrap();
-        let message = [&[0][..], &length.to_be_bytes(), body.as_bytes()].concat();
         let headers = made.headers("application/connect+json");
-        let (status, body) = self.ask(&format!("POST /process.Process/{call}"), &headers, &message);
+        let line = format!("POST /process.Process/{call}");
+        let (status, body) = self.ask(&line, &headers, &message(body));
         assert_eq!(status, 200);
         Events(body)
+    }
+
+    /// Sends a call whose reply is a stream with these messages, without the end of the request.
+    pub fn unfinished(&self, made: &Made, call: &str, messages: &[Value]) -> TcpStream {
+        let messages: Vec<u8> = messages.iter().flat_map(message).collect();
+        let headers = made.headers("application/connect+json");
+        let mut stream = self.connect();
+        write!(
+            stream,
+            "POST /process.Process/{call} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\
+             Transfer-Encoding: chunked\r\n{headers}\r\n{:x}\r\n",
+            messages.len(),
+        )
+        .unwrap();
+        stream.write_all(&[&messages, &b"\r\n"[..]].concat()).unwrap();
+        stream
     }
 
     /// Starts a script. Returns its process ID, and what it says from then on.
@@ -161,6 +175,13 @@ impl Drop for Server {
             assert!(status.success() || std::thread::panicking(), "{status}");
         }
     }
+}
+
+/// Encodes a message of a stream.
+fn message(body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    let length = u32::try_from(body.len()).unwrap();
+    [&[0][..], &length.to_be_bytes(), body.as_bytes()].concat()
 }
 
 fn request(line: &str, headers: &str, body: &[u8]) -> Vec<u8> {
@@ -279,12 +300,7 @@ impl Iterator for Events {
 
     /// Returns the next one; None at the end, which must not be a failure.
     fn next(&mut self) -> Option<Value> {
-        let mut head = [0; 5];
-        self.0.read_exact(&mut head).unwrap();
-        let [flags, length @ ..] = head;
-        let mut message = vec![0; u32::from_be_bytes(length) as usize];
-        self.0.read_exact(&mut message).unwrap();
-        let message: Value = serde_json::from_slice(&message).unwrap();
+        let (flags, message) = self.message();
         if flags == END {
             assert_eq!(message["error"], Value::Null);
             return None;
@@ -294,6 +310,30 @@ impl Iterator for Events {
 }
 
 impl Events {
+    /// Ends an unfinished request.
+    pub fn of_unfinished(mut stream: TcpStream) -> Self {
+        stream.write_all(b"0\r\n\r\n").unwrap();
+        let (status, body) = Body::of(stream);
+        assert_eq!(status, 200);
+        Self(body)
+    }
+
+    fn message(&mut self) -> (u8, Value) {
+        let mut head = [0; 5];
+        self.0.read_exact(&mut head).unwrap();
+        let [flags, length @ ..] = head;
+        let mut message = vec![0; u32::from_be_bytes(length) as usize];
+        self.0.read_exact(&mut message).unwrap();
+        (flags, serde_json::from_slice(&message).unwrap())
+    }
+
+    /// Returns what a stream that fails before its first message says.
+    pub fn failure(mut self) -> String {
+        let (flags, message) = self.message();
+        assert_eq!(flags, END);
+        message["error"]["message"].as_str().unwrap().to_owned()
+    }
+
     /// Returns the process ID, with which a command's stream begins.
     pub fn pid(&mut self) -> u64 {
         let first = self.next().unwrap();
