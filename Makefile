@@ -52,6 +52,7 @@ test:
 
 test-kvm: setup
 	@scripts/test-kvm
+	@scripts/test-forks
 
 lint:
 	@scripts/lint

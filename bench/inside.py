@@ -4,22 +4,18 @@ Where this machine's KVM runs no ordinary kernels, that is an emulated machine (
 Python in it. There the module is called with the same words and the same files.
 """
 
-import compileall
 import json
 import os
 import pathlib
-import py_compile
 import shutil
 import subprocess
 import sys
-import sysconfig
 
 from bench import measure, mica
-from bench.measure import CACHE, REPOSITORY
+from bench.measure import REPOSITORY
 
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 COUNTING = REPOSITORY / "bench" / "qemu-icount"
-# What no benchmark imports.
-UNUSED = ["test", "idlelib", "lib2to3", "tkinter", "turtledemo", "ensurepip", "pydoc_data"]
 
 
 def has_kvm() -> bool:
@@ -55,7 +51,8 @@ def result(
     if has_kvm() and not count:
         command = [sys.executable, *call]
     else:
-        python = interpreter()
+        pack = [sys.executable, REPOSITORY / "scripts" / "nested_python.py"]
+        python = subprocess.check_output(pack, text=True).splitlines()
         runner = files / "python"
         runner.write_text(
             f"#!/bin/sh\nip link set lo up 2>/dev/null\nmkdir -p /dev/shm\ncd {REPOSITORY}\n"
@@ -64,7 +61,9 @@ def result(
         runner.chmod(0o755)
         command = [str(REPOSITORY / "scripts" / "test-kvm"), str(runner), *call]
         sources = [str(path) for path in sorted((REPOSITORY / "bench").glob("*.py"))]
-        optional = [path for path in (shutil.which("crun"),) if path]
+        # Without certificates some clients don't begin, whatever they connect to.
+        optional = [CERTIFICATES] if pathlib.Path(CERTIFICATES).exists() else []
+        optional += [path for path in (shutil.which("crun"),) if path]
         environment |= {
             "MICA": str(mica.binary()),
             "MICABOX_GUEST": str(REPOSITORY / "target" / "guest"),
@@ -81,22 +80,3 @@ def result(
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return json.loads(lines[-1])
-
-
-def interpreter() -> list[str]:
-    """Python's program and its library, as files for an image; the program first."""
-    program = pathlib.Path(sys.executable).resolve()
-    library = pathlib.Path(sysconfig.get_path("stdlib"))
-    compiled = CACHE / f"python-{sys.version.split()[0]}"
-    if not compiled.exists():
-        work = compiled.with_suffix(".work")
-        shutil.rmtree(work, ignore_errors=True)
-        unwanted = shutil.ignore_patterns(*UNUSED, "__pycache__", "config-*", "dist-packages")
-        shutil.copytree(library, work, ignore=unwanted)
-        # In place of the sources: an image's files have no times to compare.
-        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-        compileall.compile_dir(work, quiet=1, legacy=True, invalidation_mode=mode)
-        for source in work.rglob("*.py"):
-            source.unlink()
-        work.rename(compiled)
-    return [str(program), f"{library}={compiled}"]

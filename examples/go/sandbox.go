@@ -48,7 +48,7 @@ func (sandbox *Sandbox) File(operation map[string]any, stdin io.Reader, stdout i
 	check(err)
 	var stderr bytes.Buffer
 	code, err := sandbox.exec(Streams{stdin, stdout, &stderr}, map[string]any{
-		"argv": []string{"\x00files", string(words)}, "beside": true, "answer_timeout": 60_000,
+		"argv": []string{"\x00files", string(words)}, "answer_timeout": 60_000,
 	})
 	if err == nil && code != 0 {
 		err = fmt.Errorf("%s %s: exit code %d, %s", operation["type"], operation["path"], code, &stderr)
@@ -62,7 +62,7 @@ func (sandbox *Sandbox) exec(streams Streams, exec map[string]any) (int, error) 
 		return 0, err
 	}
 	defer owner.to.(io.Closer).Close()
-	exec["type"], exec["stdout"], exec["stderr"] = "exec", "frames", "frames"
+	exec["type"], exec["beside"], exec["stdout"], exec["stderr"] = "exec", true, "frames", "frames"
 	if streams.Stdin != nil {
 		exec["stdin"] = "frames"
 	}

@@ -18,7 +18,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open, set_child_subreaper};
 
 use crate::start::confine::close_range;
 use crate::title::Title;
@@ -115,6 +115,9 @@ fn serve(connection: OwnedFd, kinds: &[Kind]) -> ! {
             // Its children leave no zombies.
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         }
+        // Nor do theirs, when they are killed: the first process of a container may be a program that reaps
+        // no others.
+        set_child_subreaper(Some(getpid()))?;
         Ok(())
     };
     if begin().is_ok() {

@@ -388,6 +388,21 @@ fn a_quiesced_guest_is_sent_only_thaw() {
     let signal = ToGuest::SignalGroup { id, signal: 10 };
     assert_eq!(fixture.guest.receive(), signal);
     assert_eq!(files[1].metadata().unwrap().len(), 6);
+
+    // There is nothing to reattach once it has ended.
+    let status = ExitStatus::Exited(0);
+    fixture.guest.send(ToHost::Exited { id, status });
+    assert!(matches!(reply(&mut client, 1), Reply::Exited { .. }));
+    let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+    saving
+        .request(2, &request, &[files[0].as_fd(), files[1].as_fd()])
+        .unwrap();
+    assert_eq!(fixture.guest.receive(), ToGuest::Quiesce);
+    fixture.guest.send(ToHost::Quiesced);
+    match reply(&mut saving, 2) {
+        Reply::Frozen { main, .. } => assert_eq!(main, None),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

@@ -123,6 +123,32 @@ class ProcessTest(unittest.TestCase):
             with self.subTest(ending):
                 self._ends(OPEN_ASYNC.format(ending=ending), code)
 
+    def test_sandboxes_leave_no_zombies_to_a_program_that_reaps_none(self) -> None:
+        # As the first process of a container does, it adopts what others leave behind.
+        done = python(
+            """
+import ctypes, pathlib, time
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+"""
+            + MAKE
+            + """
+box.commands.run("sleep 60", background=True)
+box.kill()
+with Sandbox.create("sample", backend="host", user="root") as another:
+    another.commands.run("sleep 60 & true")
+children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children")
+names = []
+for _ in range(100):
+    names = [pathlib.Path(f"/proc/{pid}/stat").read_text().split("(")[1].split(")")[0]
+             for pid in children.read_text().split()]
+    if len(names) == 1:
+        break
+    time.sleep(0.05)
+assert len(names) == 1, names  # mica serve
+"""
+        )
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
     def test_a_detached_one_does_not(self) -> None:
         done = python(MAKE + "box.detach()")
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -525,8 +525,9 @@ impl Owner {
         };
         let base = request.memory.as_ref();
         let base = base.and_then(|memory| memory.base.clone());
+        let first = self.first.filter(|first| !first.has_ended);
         let reply = Reply::Frozen {
-            main: self.first.map(|first| first.id),
+            main: first.map(|first| first.id),
             note,
             base: base.is_some(),
         };

@@ -46,6 +46,8 @@ class Defaults:
         terminal = {"rows": size.rows, "columns": size.cols} if size else None
         return {
             "type": "exec",
+            # Copies of a machine would wait for its first command to go on.
+            "beside": True,
             "argv": [encode_text(word) for word in argv],
             "env": [[name, encode_or_keep(value)] for name, value in env.items()],
             "workdir": encode_text(self.path(cwd or "")),

@@ -44,6 +44,8 @@ export class Defaults {
     const timeout = Math.ceil(timeoutMs);
     if (!(timeout >= 0)) throw new InvalidArgumentError("timeoutMs is a number of milliseconds", { kind: "invalid" });
     return {
+      // Copies of a machine would wait for its first command to go on.
+      beside: true,
       argv: argv.map(encodeText),
       env: [...kept, ...given],
       workdir: cwd === undefined ? workdir : encodeText(this.path(cwd)),
