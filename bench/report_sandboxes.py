@@ -152,8 +152,12 @@ def sdk(result: dict) -> str:
 def lives_of(rates: dict) -> str:
     """Sandboxes a second by client, made, used and ended, and how many at once."""
     ours = rates["Python"]
+
+    def shown(rate: float | None, to: float = 1, digits: int = 1) -> str:
+        return "failed" if rate is None else f"{rate / to:.{digits}f}"
+
     rows = [
-        [who, *(f"{rate:.1f}" for rate in of.values()), *(f"{of[n] / ours[n]:.2f}" for n in ours)]
+        [who, *map(shown, of.values()), *(shown(of[n], ours[n], 2) for n in ours)]
         for who, of in rates.items()
     ]
     header = ["sandboxes a second from one process"]

@@ -10,6 +10,8 @@ import weakref
 from micabox.errors import DisconnectedException, SandboxNotRunningException
 from micabox.protocol.frames import PREAMBLE
 
+# linux/fcntl.h; PyPy's `os` lacks it.
+_O_PATH: int = getattr(os, "O_PATH", 0o10000000)
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -17,7 +19,7 @@ def connect(directory: str) -> socket.socket:
     """A connection to the owner in this directory, with the preamble sent."""
     try:
         # A socket's address has room for 108 bytes, and a directory's path may have more.
-        place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        place = os.open(directory, _O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise SandboxNotRunningException(
             f"the sandbox is gone: {error}", kind="not_running"
