@@ -45,7 +45,8 @@ def guest(directory: pathlib.Path) -> Files:
 def manual(program: pathlib.Path, work: pathlib.Path) -> Files:
     """Man pages and completions, by place below `share`, which `mica-manual` writes."""
     subprocess.run([program, work], check=True)
-    return tree(work)
+    # What `mica serve` and `mica mcp` execute.
+    return tree(work) | {"man/man1/mica-server.1": b".so man1/mica-serve.1\n"}
 
 
 def tree(directory: pathlib.Path) -> Files:
