@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Literal, overload
 
 from micabox.aio.watch import AsyncWatchHandle, Event, Exit
@@ -37,8 +38,9 @@ class AsyncFileStreamReader(AsyncIterator[bytes]):
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_ending():
+            self.close()
 
 
 class AsyncFilesystem:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 
 from micabox.core.handle import Bytes, Command, Piece, Text
 from micabox.model.command import CommandResult
@@ -85,6 +86,6 @@ class AsyncCommandHandle:
         """Ends its stdin."""
         await self._command.close_stdin()
 
-    def __del__(self) -> None:
-        if self._task is None:
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._task is None and not is_ending():
             self._command.disconnect()

@@ -53,6 +53,7 @@ def _close_copies() -> None:
 
 
 def _close_all() -> None:
+    # `__del__` closes nothing then: a Python without a GIL clears modules before objects.
     for connection in list(_open):
         connection.close()
 

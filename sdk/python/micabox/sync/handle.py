@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 from micabox.core.handle import Bytes, Command, Piece, Text
 from micabox.io.blocking import complete
@@ -77,5 +78,6 @@ class CommandHandle:
         """Ends its stdin."""
         complete(self._command.close_stdin())
 
-    def __del__(self) -> None:
-        self._command.disconnect()
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_ending():
+            self._command.disconnect()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 from micabox.core.watch import Watch
 from micabox.io.blocking import complete
 from micabox.model.files import FilesystemEvent
@@ -24,5 +27,6 @@ class WatchHandle:
         """Ends the watch."""
         self._core.close()
 
-    def __del__(self) -> None:
-        self._core.close()
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_ending():
+            self._core.close()
