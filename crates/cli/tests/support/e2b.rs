@@ -147,7 +147,9 @@ impl Server {
             messages.len(),
         )
         .unwrap();
-        stream.write_all(&[&messages, &b"\r\n"[..]].concat()).unwrap();
+        stream
+            .write_all(&[&messages, &b"\r\n"[..]].concat())
+            .unwrap();
         stream
     }
 
