@@ -60,8 +60,11 @@ pub enum Kill {
     /// A program's capabilities go.
     #[default]
     Capabilities,
-    /// Set-id bits go as well: the writer lacks `CAP_FSETID`.
+    /// Set-id bits go as well: the writer lacks `CAP_FSETID`. Of a file that its group does not execute, the
+    /// set-group-id bit stays.
     SetId,
+    /// That bit goes too: the writer is not of the file's group (`setattr_should_drop_sgid`).
+    BothSetIds,
 }
 
 /// A change of attributes: of those that are given.
@@ -81,7 +84,7 @@ pub struct Change {
     pub mtime: Option<Time>,
     /// Time of the last change; otherwise the clock's.
     pub ctime: Option<Timestamp>,
-    /// What goes: [`Kill::SetId`] in any case, all else if the size is set.
+    /// What goes: set-id bits in any case, all else if the size is set.
     pub kill: Kill,
 }
 
@@ -117,7 +120,9 @@ impl Filesystem {
         let now = now();
         let mut state = inode.state();
         let is_given_away = change.uid.is_some() || change.gid.is_some();
-        if is_given_away && !inode.is_directory() || change.kill == Kill::SetId {
+        if matches!(change.kill, Kill::SetId | Kill::BothSetIds) {
+            self.kill(&mut state, change.kill);
+        } else if is_given_away && !inode.is_directory() {
             self.kill(&mut state, Kill::SetId);
         }
         if let Some(mode) = change.mode {
@@ -137,10 +142,10 @@ impl Filesystem {
 
     /// Takes away what lets a program have more rights.
     pub(crate) fn kill(&self, state: &mut State, kill: Kill) {
-        if kill == Kill::SetId {
+        if matches!(kill, Kill::SetId | Kill::BothSetIds) {
             state.mode &= !SET_UID;
             // Without execution by the group the bit once meant mandatory locks.
-            if state.mode & GROUP_EXECUTES != 0 {
+            if state.mode & GROUP_EXECUTES != 0 || kill == Kill::BothSetIds {
                 state.mode &= !SET_GID;
             }
         }

@@ -11,34 +11,50 @@ use support::Memory;
 const CHANGES: &str = r#"
 chmod 777 .
 change() {
-    uid=$1 left=$2
-    shift 2
+    uid=$1 gid=$2 mode=$3 left=$4
+    shift 4
     head -c 10000 /dev/zero >file
     chown 1000 file
-    chmod 6777 file
-    test "$(stat -c %a file)" = 6777
-    setpriv --reuid "$uid" --clear-groups "$@"
+    chmod "$mode" file
+    test "$(stat -c %a file)" = "$mode"
+    setpriv --reuid "$uid" --regid "$gid" --clear-groups "$@"
     is=$(stat -c %a file)
-    test "$is" = "$left" || { echo "after $* by $uid: $is" >&2; exit 1; }
+    test "$is" = "$left" || { echo "after $* by $uid:$gid: $mode became $is" >&2; exit 1; }
     rm file
 }
 both() {
-    change 1000 777 "$@"
-    change 0 6777 "$@"
+    change 1000 0 6777 777 "$@"
+    change 1000 1000 6777 777 "$@"
+    change 0 0 6777 6777 "$@"
 }
-both dd if=/dev/zero of=file bs=4k count=1 conv=notrunc status=none oflag=direct
-both dd if=/dev/zero of=file bs=4k count=1 conv=notrunc status=none
+# Files that their group does not execute, of another group and of the user's.
+locked() {
+    change 1000 1000 6666 666 "$@"
+    change 1000 1000 2666 666 "$@"
+    change 1000 0 2666 2666 "$@"
+}
+all() {
+    both "$@"
+    locked "$@"
+}
+all dd if=/dev/zero of=file bs=4k count=1 conv=notrunc status=none oflag=direct
+all dd if=/dev/zero of=file bs=4k count=1 conv=notrunc status=none
 both truncate -s 100 file
-both fallocate -l 20000 file
-both fallocate -p -o 0 -l 4096 file
-both fallocate -z -o 0 -l 4096 file
+all fallocate -l 20000 file
+all fallocate -p -o 0 -l 4096 file
 "#;
+
+/// One that tmpfs has not.
+const ZEROES: &str = "all fallocate -z -o 0 -l 4096 file\n";
 
 #[test]
 #[ignore = "needs root: mounts filesystems"]
 fn set_id_bits_go_when_a_user_changes_the_file() {
+    // As the kernel's own filesystem has it.
+    let tmpfs = tempfile::tempdir_in("/dev/shm").unwrap();
+    shell(tmpfs.path(), CHANGES);
     for cache in [Cache::Auto, Cache::Always] {
         let memory = Memory::mount(64 << 20, 1000, cache);
-        shell(memory.path(), CHANGES);
+        shell(memory.path(), &[CHANGES, ZEROES].concat());
     }
 }

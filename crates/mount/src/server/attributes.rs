@@ -58,8 +58,11 @@ impl Tree<'_> {
             mtime: time(MTIME, MTIME_NOW, mtime),
             ctime: given(CTIME).then_some(ctime),
             // To set nothing is what is left of the kernel's removal of set-id bits before a user
-            // without the right to them changes contents (`file_remove_privs`, `fuse_setattr`).
-            kill: if given(KILL_SET_ID) || valid & !FILE == 0 {
+            // without the right to them changes contents (`file_remove_privs`, `fuse_setattr`). The kernel
+            // has looked at groups for it, which requests don't tell.
+            kill: if valid & !FILE == 0 {
+                Kill::BothSetIds
+            } else if given(KILL_SET_ID) {
                 Kill::SetId
             } else {
                 Kill::Capabilities
