@@ -52,8 +52,8 @@ pub enum Time {
     At(Timestamp),
 }
 
-/// Whether a change of the contents takes away what lets a program have more rights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What a change of the contents takes away of what lets a program have more rights: each takes what those before it do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kill {
     /// It stays.
     Nothing,
@@ -120,7 +120,7 @@ impl Filesystem {
         let now = now();
         let mut state = inode.state();
         let is_given_away = change.uid.is_some() || change.gid.is_some();
-        if matches!(change.kill, Kill::SetId | Kill::BothSetIds) {
+        if change.kill >= Kill::SetId {
             self.kill(&mut state, change.kill);
         } else if is_given_away && !inode.is_directory() {
             self.kill(&mut state, Kill::SetId);
@@ -142,7 +142,7 @@ impl Filesystem {
 
     /// Takes away what lets a program have more rights.
     pub(crate) fn kill(&self, state: &mut State, kill: Kill) {
-        if matches!(kill, Kill::SetId | Kill::BothSetIds) {
+        if kill >= Kill::SetId {
             state.mode &= !SET_UID;
             // Without execution by the group the bit once meant mandatory locks.
             if state.mode & GROUP_EXECUTES != 0 || kill == Kill::BothSetIds {

@@ -22,7 +22,8 @@ change() {
     test "$is" = "$left" || { echo "after $* by $uid:$gid: $mode became $is" >&2; exit 1; }
     rm file
 }
-both() {
+# Files that their group executes.
+executed() {
     change 1000 0 6777 777 "$@"
     change 1000 1000 6777 777 "$@"
     change 0 0 6777 6777 "$@"
@@ -34,12 +35,12 @@ locked() {
     change 1000 0 2666 2666 "$@"
 }
 all() {
-    both "$@"
+    executed "$@"
     locked "$@"
 }
 all dd if=/dev/zero of=file bs=4k count=1 conv=notrunc status=none oflag=direct
 all dd if=/dev/zero of=file bs=4k count=1 conv=notrunc status=none
-both truncate -s 100 file
+executed truncate -s 100 file
 all fallocate -l 20000 file
 all fallocate -p -o 0 -l 4096 file
 "#;

@@ -2,12 +2,13 @@
 
 mod support;
 
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use micabox_owner::protocol::{Exec, Failure, Kind, Limit, Reply, Request};
-use micabox_owner::{Lost, LostReason, Start};
+use micabox_owner::{Client, Lost, LostReason, Start};
 use micabox_vmm::Exit;
 use micabox_wire::{
     BootFailed, ExitStatus, MAX_DATA, OutputStream, Setup, StartFailed, StartFailure, ToGuest,
@@ -324,25 +325,32 @@ fn a_failed_shutdown_reports_the_guests_problem() {
     }
 }
 
+/// Has a machine saved by a guest that quiesces; returns the file of its memory, and the reply.
+fn save(fixture: &mut Fixture, client: &mut Client, number: u32, delta: bool) -> (File, Reply) {
+    let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+    let memory = true;
+    let request = Request::Freeze { memory, delta };
+    let descriptors = [files[0].as_fd(), files[1].as_fd()];
+    client.request(number, &request, &descriptors).unwrap();
+    assert_eq!(fixture.guest.receive(), ToGuest::Quiesce);
+    fixture.guest.send(ToHost::Quiesced);
+    let [_, memory] = files;
+    (memory, reply(client, number))
+}
+
 #[test]
 fn a_delta_comes_with_its_base() {
     let mut fixture = Fixture::booted();
     fixture.guest.machine.base.set_len(4711).unwrap();
     for (delta, length) in [(true, 5), (false, 6)] {
         let mut saving = fixture.connect();
-        let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
-        let memory = true;
-        let request = Request::Freeze { memory, delta };
-        let descriptors = [files[0].as_fd(), files[1].as_fd()];
-        saving.request(1, &request, &descriptors).unwrap();
-        assert_eq!(fixture.guest.receive(), ToGuest::Quiesce);
-        fixture.guest.send(ToHost::Quiesced);
-        match reply(&mut saving, 1) {
+        let (memory, frozen) = save(&mut fixture, &mut saving, 1, delta);
+        match frozen {
             Reply::Frozen { base, .. } => assert_eq!(base, delta),
             other => panic!("{other:?}"),
         }
-        assert_eq!(files[1].metadata().unwrap().len(), length);
-        let base = saving.descriptor().map(std::fs::File::from);
+        assert_eq!(memory.metadata().unwrap().len(), length);
+        let base = saving.descriptor().map(File::from);
         let base = base.map(|base| base.metadata().unwrap().len());
         assert_eq!(base, delta.then_some(4711));
         assert!(saving.descriptor().is_none());
@@ -359,17 +367,8 @@ fn a_quiesced_guest_is_sent_only_thaw() {
     let mut client = fixture.connect();
     let id = start(&mut client, &mut fixture.guest, framed(), 1 << 20);
     let mut saving = fixture.connect();
-    let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
-    let request = Request::Freeze {
-        memory: true,
-        delta: false,
-    };
-    saving
-        .request(1, &request, &[files[0].as_fd(), files[1].as_fd()])
-        .unwrap();
-    assert_eq!(fixture.guest.receive(), ToGuest::Quiesce);
-    fixture.guest.send(ToHost::Quiesced);
-    match reply(&mut saving, 1) {
+    let (memory, frozen) = save(&mut fixture, &mut saving, 1, false);
+    match frozen {
         Reply::Frozen { main, note, .. } => {
             assert_eq!((main, &note["a"]), (Some(id), &1.into()));
         }
@@ -387,19 +386,14 @@ fn a_quiesced_guest_is_sent_only_thaw() {
     assert!(matches!(first, ToGuest::Thaw { .. }), "{first:?}");
     let signal = ToGuest::SignalGroup { id, signal: 10 };
     assert_eq!(fixture.guest.receive(), signal);
-    assert_eq!(files[1].metadata().unwrap().len(), 6);
+    assert_eq!(memory.metadata().unwrap().len(), 6);
 
     // There is nothing to reattach once it has ended.
     let status = ExitStatus::Exited(0);
     fixture.guest.send(ToHost::Exited { id, status });
     assert!(matches!(reply(&mut client, 1), Reply::Exited { .. }));
-    let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
-    saving
-        .request(2, &request, &[files[0].as_fd(), files[1].as_fd()])
-        .unwrap();
-    assert_eq!(fixture.guest.receive(), ToGuest::Quiesce);
-    fixture.guest.send(ToHost::Quiesced);
-    match reply(&mut saving, 2) {
+    let (_, frozen) = save(&mut fixture, &mut saving, 2, false);
+    match frozen {
         Reply::Frozen { main, .. } => assert_eq!(main, None),
         other => panic!("{other:?}"),
     }

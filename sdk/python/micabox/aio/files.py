@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Literal, overload
 
 from micabox.aio.watch import AsyncWatchHandle, Event, Exit
 from micabox.core.files import Files, Operation
 from micabox.core.watch import Watch
+from micabox.io.sockets import close_with
 from micabox.model.files import AsyncWriteData, AsyncWriteEntry, EntryInfo, WriteInfo
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class AsyncFileStreamReader(AsyncIterator[bytes]):
 
     def __init__(self, operation: Operation) -> None:
         self._operation = operation
+        close_with(self, operation.close)
 
     async def __anext__(self) -> bytes:
         data = await self._operation.bytes()
@@ -37,10 +38,6 @@ class AsyncFileStreamReader(AsyncIterator[bytes]):
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_ending():
-            self.close()
 
 
 class AsyncFilesystem:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from micabox.core.handle import Bytes, Command, Piece, Text
+from micabox.io.sockets import close_with
 from micabox.model.command import CommandResult
 
 
@@ -20,6 +20,8 @@ class AsyncCommandHandle:
     def __init__(self, command: Command, task: asyncio.Task[CommandResult] | None = None) -> None:
         self._command = command
         self._task = task
+        if task is None:
+            close_with(self, command.disconnect)
 
     @property
     def pid(self) -> int:
@@ -85,7 +87,3 @@ class AsyncCommandHandle:
     async def close_stdin(self) -> None:
         """Ends its stdin."""
         await self._command.close_stdin()
-
-    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self._task is None and not is_ending():
-            self._command.disconnect()

@@ -6,6 +6,7 @@ import atexit
 import os
 import socket
 import weakref
+from collections.abc import Callable
 
 from micabox.errors import DisconnectedException, SandboxNotRunningException
 from micabox.protocol.frames import PREAMBLE
@@ -39,6 +40,12 @@ def connect(directory: str) -> socket.socket:
     return connection
 
 
+def close_with(owner: object, close: Callable[[], None]) -> None:
+    """Calls `close` when nothing refers to the owner any more. Not at the interpreter's end, which closes all
+    connections, and may clear modules before objects."""
+    weakref.finalize(owner, close).atexit = False
+
+
 def disconnected() -> DisconnectedException:
     """What is raised at a connection's end."""
     return DisconnectedException(
@@ -53,7 +60,6 @@ def _close_copies() -> None:
 
 
 def _close_all() -> None:
-    # `__del__` closes nothing then: a Python without a GIL clears modules before objects.
     for connection in list(_open):
         connection.close()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, overload
 
 from micabox.core.files import Files, Operation
 from micabox.core.watch import Watch
 from micabox.io.blocking import complete
+from micabox.io.sockets import close_with
 from micabox.model.files import EntryInfo, WriteData, WriteEntry, WriteInfo
 from micabox.sync.watch import WatchHandle
 
@@ -22,6 +22,7 @@ class FileStreamReader(Iterator[bytes]):
 
     def __init__(self, operation: Operation) -> None:
         self._operation = operation
+        close_with(self, operation.close)
 
     def __next__(self) -> bytes:
         data = complete(self._operation.bytes())
@@ -38,10 +39,6 @@ class FileStreamReader(Iterator[bytes]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_ending():
-            self.close()
 
 
 class Filesystem:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from micabox.core.handle import Bytes, Command, Piece, Text
 from micabox.io.blocking import complete
+from micabox.io.sockets import close_with
 from micabox.model.command import CommandResult
 
 
@@ -16,6 +16,7 @@ class CommandHandle:
 
     def __init__(self, command: Command) -> None:
         self._command = command
+        close_with(self, command.disconnect)
 
     @property
     def pid(self) -> int:
@@ -77,7 +78,3 @@ class CommandHandle:
     def close_stdin(self) -> None:
         """Ends its stdin."""
         complete(self._command.close_stdin())
-
-    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_ending():
-            self._command.disconnect()

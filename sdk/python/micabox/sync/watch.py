@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-
 from micabox.core.watch import Watch
 from micabox.io.blocking import complete
+from micabox.io.sockets import close_with
 from micabox.model.files import FilesystemEvent
 
 
@@ -15,6 +13,7 @@ class WatchHandle:
 
     def __init__(self, core: Watch) -> None:
         self._core = core
+        close_with(self, core.close)
 
     def get_new_events(self) -> list[FilesystemEvent]:
         """What has happened since the last call; does not wait."""
@@ -26,7 +25,3 @@ class WatchHandle:
     def stop(self) -> None:
         """Ends the watch."""
         self._core.close()
-
-    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_ending():
-            self._core.close()

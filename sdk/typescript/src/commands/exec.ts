@@ -44,7 +44,7 @@ export class Defaults {
     const timeout = Math.ceil(timeoutMs);
     if (!(timeout >= 0)) throw new InvalidArgumentError("timeoutMs is a number of milliseconds", { kind: "invalid" });
     return {
-      // Copies of a machine would wait for its first command to go on.
+      // A copy of a machine reattaches its first command, and ends with it.
       beside: true,
       argv: argv.map(encodeText),
       env: [...kept, ...given],
