@@ -1,6 +1,6 @@
 /** A small image as `docker save` writes it: Debian's busybox-static, and a file. */
 
-import { createHash } from "node:crypto";
+import { createHash, randomUUID } from "node:crypto";
 import { execFile } from "node:child_process";
 import { cp, mkdir, mkdtemp, readFile, rm, symlink, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
@@ -17,6 +17,8 @@ export async function rootArchive(): Promise<Buffer> {
     await symlink("busybox", join(directory, "root/bin/sh"));
     await symlink("busybox", join(directory, "root/bin/cat"));
     await writeFile(join(directory, "root/file"), "in the image");
+    // Otherwise two of the same second are one image, which is here as long as either has a name.
+    await writeFile(join(directory, "root/id"), randomUUID());
     return pack(directory, "root.tar", ["-C", join(directory, "root"), "."]);
   });
 }
