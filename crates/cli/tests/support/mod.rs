@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 use micabox_image::convert::Place;
 use micabox_image::{LoadOptions, Settings, Store, progress};
 pub use micabox_testing::image;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// A timeout far longer than any step takes: only a hang reaches it.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -124,10 +126,14 @@ impl Home {
         record["owner"]["pid"].as_u64().unwrap().try_into().unwrap()
     }
 
-    /// Kills the owner of the only sandbox.
+    /// Kills the owner of the only sandbox, and waits until it has ended. Its machine may end before it: a
+    /// killed process ends thread by thread, and the machine is killed with the thread that started it.
     pub fn kill_owner(&self) {
-        let pid = rustix::process::Pid::from_raw(self.owner().cast_signed()).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        let pid = Pid::from_raw(self.owner().cast_signed()).unwrap();
+        let owner = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        pidfd_send_signal(&owner, Signal::KILL).unwrap();
+        let mut ended = [PollFd::new(&owner, PollFlags::IN)];
+        poll(&mut ended, None).unwrap();
     }
 
     /// Lists the files in the directory of the sandbox of this name.
