@@ -62,7 +62,7 @@ func (sandbox *Sandbox) exec(streams Streams, exec map[string]any) (int, error) 
 		return 0, err
 	}
 	defer owner.to.(io.Closer).Close()
-	exec["type"], exec["beside"], exec["stdout"], exec["stderr"] = "exec", true, "frames", "frames"
+	exec["type"], exec["stdout"], exec["stderr"] = "exec", "frames", "frames"
 	if streams.Stdin != nil {
 		exec["stdin"] = "frames"
 	}

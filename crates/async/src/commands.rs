@@ -93,11 +93,8 @@ impl Commands {
         command: &Command,
         options: ExecOptions,
     ) -> Result<Process, Error> {
-        let exec = Exec {
-            beside: !options.lifetime,
-            ..Exec::try_from(command)?
-        };
-        Process::start(&self.link, Begin::Exec(Box::new(exec)), options).await
+        let exec = Box::new(Exec::try_from(command)?);
+        Process::start(&self.link, Begin::Exec(exec), options).await
     }
 
     /// Attaches to the running command with this process ID inside, whichever client has started it; to

@@ -43,7 +43,9 @@ pub struct ExecOptions {
     pub stdout: Stdio,
     /// Its stderr; unused with a terminal.
     pub stderr: Stdio,
-    /// Whether the sandbox ends with the command and takes its exit code.
+    /// Whether the sandbox ends with the command and takes its exit code. The first such command is the
+    /// sandbox's first command: [`Sandbox::stop`](crate::Sandbox::stop) asks it to end, and copies of the
+    /// machine reattach it.
     pub lifetime: bool,
     /// Time after which the command gets the stop signal.
     pub timeout: Option<Duration>,

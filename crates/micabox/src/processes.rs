@@ -82,7 +82,6 @@ impl GuestProcess {
     pub fn request() -> Exec {
         Exec {
             argv: vec![Text(PROCESSES.to_vec())],
-            beside: true,
             answer_timeout: ANSWER_TIMEOUT,
             ..Exec::default()
         }

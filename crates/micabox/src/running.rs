@@ -58,10 +58,7 @@ impl SandboxRef {
     /// # Errors
     /// As [`SandboxRef::exec`].
     pub fn exec_with(&self, command: &Command, options: ExecOptions) -> Result<Process, Error> {
-        let exec = Exec {
-            beside: true,
-            ..Exec::try_from(command)?
-        };
+        let exec = Exec::try_from(command)?;
         Process::start(self.connect()?, Begin::Exec(exec), options)
     }
 
@@ -95,7 +92,6 @@ impl SandboxRef {
     pub fn connect_to(&self, port: u16, options: ExecOptions) -> Result<Process, Error> {
         let exec = Exec {
             argv: vec![Text(CONNECT.to_vec()), Text(port.to_string().into_bytes())],
-            beside: true,
             ..Exec::default()
         };
         Process::start(self.connect()?, Begin::Exec(exec), options)

@@ -178,8 +178,7 @@ impl Sandbox {
         expiry.set(&mut client?)
     }
 
-    /// Starts a command with pipes for its streams, and waits until it runs. The first command is
-    /// the one that [`Sandbox::stop`] asks to end.
+    /// Starts a command with pipes for its streams, and waits until it runs.
     ///
     /// # Errors
     /// [`Error::Start`] if the guest can't start it, [`Error::Lost`] if the guest is lost.

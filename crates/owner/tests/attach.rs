@@ -598,13 +598,12 @@ fn a_sandbox_that_nobody_uses_ends_by_itself() {
     let mut client = expiring(&mut fixture, Some(300), None);
     let (used, begun) = (Duration::from_millis(600), Instant::now());
     std::thread::sleep(used);
-    // Its client can start a command, which is not the first one and goes on without it.
+    // Its client can start a command, which is not the first one and continues without it.
     let exec = Exec {
         stdin: Place::Null,
         stdout: Place::Null,
         stderr: Place::Null,
         detach: true,
-        beside: true,
         ..framed()
     };
     let id = start(&mut client, &mut fixture.guest, exec, 0);

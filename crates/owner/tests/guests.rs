@@ -365,7 +365,11 @@ fn a_delta_comes_with_its_base() {
 fn a_quiesced_guest_is_sent_only_thaw() {
     let mut fixture = Fixture::booted();
     let mut client = fixture.connect();
-    let id = start(&mut client, &mut fixture.guest, framed(), 1 << 20);
+    let exec = Exec {
+        lifetime: true,
+        ..framed()
+    };
+    let id = start(&mut client, &mut fixture.guest, exec, 1 << 20);
     let mut saving = fixture.connect();
     let (memory, frozen) = save(&mut fixture, &mut saving, 1, false);
     match frozen {
@@ -384,15 +388,17 @@ fn a_quiesced_guest_is_sent_only_thaw() {
     assert_eq!(reply(&mut saving, 1), Reply::Thawed);
     let first = fixture.guest.receive();
     assert!(matches!(first, ToGuest::Thaw { .. }), "{first:?}");
-    let signal = ToGuest::SignalGroup { id, signal: 10 };
+    let signal = ToGuest::Signal { id, signal: 10 };
     assert_eq!(fixture.guest.receive(), signal);
     assert_eq!(memory.metadata().unwrap().len(), 6);
+}
 
-    // There is nothing to reattach once it has ended.
-    let status = ExitStatus::Exited(0);
-    fixture.guest.send(ToHost::Exited { id, status });
-    assert!(matches!(reply(&mut client, 1), Reply::Exited { .. }));
-    let (_, frozen) = save(&mut fixture, &mut saving, 2, false);
+#[test]
+fn a_command_without_the_sandboxs_lifetime_is_not_reattached() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    start(&mut client, &mut fixture.guest, framed(), 1 << 20);
+    let (_, frozen) = save(&mut fixture, &mut client, 2, false);
     match frozen {
         Reply::Frozen { main, .. } => assert_eq!(main, None),
         other => panic!("{other:?}"),

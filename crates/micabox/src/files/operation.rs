@@ -143,7 +143,6 @@ impl FileTask {
         Exec {
             argv: [FILES.to_vec(), request.encode()].map(Text).to_vec(),
             user: user.to_owned(),
-            beside: true,
             answer_timeout: match request {
                 // Its next message comes with the next change.
                 FileRequest::Watch { .. } => 0,

@@ -46,7 +46,7 @@ impl Sandbox {
         let claim = job.has_claim.then(|| files.next()).flatten();
         let claim = claim.map(|file| Claim::taken_over(file.into()));
         let directory = Directory::open(&job.store).map_err(io::Error::other)?;
-        let registration = Registration::taken_over(directory, job.record.clone(), lock);
+        let registration = Registration::of(directory, job.record.clone(), lock);
         let directory = registration.path().to_owned();
         let registrar = Registrar::new(registration, job.auto_remove, job.is_restart, claim);
         Ok(Self {

@@ -1,31 +1,16 @@
 //! Finds, registers and removes sandboxes in their directory.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-
-use super::lock::Lock;
-use super::{Record, Status};
+use super::{Lock, Record, Registration, Status, record_file};
 use crate::{Error, history, name, upper};
 
 /// Hexadecimal digits of a sandbox's ID.
 pub(crate) const ID_LENGTH: usize = 32;
-
-const STATE: &str = "state.json";
-
-/// A file with room for the next record.
-const SPARE: &str = "state.spare";
-
-/// Bytes by which a record may grow without new blocks on a full disk: the reason of the end.
-const RESERVE: u64 = 4096;
-
-/// Bytes of a filesystem's unit of allocation.
-const BLOCK: u64 = 4096;
 
 const LOCK: &str = "lock";
 
@@ -60,18 +45,6 @@ pub(crate) struct Directory {
 pub(crate) struct Found {
     pub(crate) record: Record,
     pub(crate) path: PathBuf,
-}
-
-/// The registration of a sandbox that this process is responsible for. Dropping it leaves a record
-/// of the sandbox, or removes its directory if the record has `auto_remove`.
-#[derive(Debug)]
-pub(crate) struct Registration {
-    sandboxes: Directory,
-    path: PathBuf,
-    record: Record,
-    lock: Lock,
-    /// Another process is responsible for the sandbox now.
-    is_handed_over: bool,
 }
 
 impl Directory {
@@ -139,15 +112,9 @@ impl Directory {
             Lock::wait(&path.join(LOCK))
         };
         let lock = make().map_err(state("making", &path))?;
-        let written = write_record(&path, &record);
+        let written = record_file::write(&path, &record);
         drop(names);
-        let registration = Registration {
-            sandboxes: self.clone(),
-            path,
-            record,
-            lock,
-            is_handed_over: false,
-        };
+        let registration = Registration::of(self.clone(), record, lock);
         match written {
             Ok(()) => {
                 registration.note("create", &[]);
@@ -170,15 +137,9 @@ impl Directory {
         let (Found { mut record, path }, lock) = self.hold_for_start(id)?;
         change(&mut record);
         let names = self.lock()?;
-        write_record(&path, &record)?;
+        record_file::write(&path, &record)?;
         drop(names);
-        Ok(Registration {
-            sandboxes: self.clone(),
-            path,
-            record,
-            lock,
-            is_handed_over: false,
-        })
+        Ok(Registration::of(self.clone(), record, lock))
     }
 
     /// Renames a sandbox that does not run. The owner of one that runs has its record
@@ -188,7 +149,7 @@ impl Directory {
         let _lock = lock.map_err(state("locking", &found.path))?;
         let name = choose_name(Some(name), id, &self.scan_locked()?)?;
         let old = std::mem::replace(&mut found.record.name, name);
-        write_record(&found.path, &found.record)?;
+        record_file::write(&found.path, &found.record)?;
         self.note(&found.record, "rename", &[("old_name", old)]);
         Ok(())
     }
@@ -207,7 +168,7 @@ impl Directory {
         }
         let changed = change(&mut found.record);
         if changed.is_some() {
-            write_record(&found.path, &found.record)?;
+            record_file::write(&found.path, &found.record)?;
             self.note(&found.record, "update", &[]);
         }
         Ok(changed)
@@ -306,14 +267,18 @@ impl Directory {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(state("reading", &self.path))? {
             let path = entry.map_err(state("reading", &self.path))?.path();
-            if is_sandbox(&path) && upper::disk(&path).exists() && read_record(&path).is_none() {
+            if is_sandbox(&path)
+                && upper::disk(&path).exists()
+                && record_file::read(&path).is_none()
+            {
                 found.push(path);
             }
         }
         Ok(found)
     }
 
-    fn scan_locked(&self) -> Result<Vec<Found>, Error> {
+    /// As [`Directory::scan`]; the caller holds the lock on names.
+    pub(super) fn scan_locked(&self) -> Result<Vec<Found>, Error> {
         let mut all = Vec::new();
         let entries = fs::read_dir(&self.path).map_err(state("reading", &self.path))?;
         for entry in entries {
@@ -328,13 +293,13 @@ impl Directory {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => false,
                 Err(error) => return Err(state("locking", &path)(error)),
             };
-            match read_record(&path) {
+            match record_file::read(&path) {
                 Some(record) if is_alive => all.push(Found { record, path }),
                 Some(mut record) if !record.auto_remove => {
                     if record.status.is_live() {
                         record.status = Status::Dead;
                         // The first that sees it.
-                        if write_record(&path, &record).is_ok() {
+                        if record_file::write(&path, &record).is_ok() {
                             self.note(&record, "die", &[died()]);
                         }
                     }
@@ -369,110 +334,6 @@ impl Directory {
     }
 }
 
-impl Registration {
-    /// Takes over the registration of the creator.
-    pub(crate) fn taken_over(sandboxes: Directory, record: Record, lock: Lock) -> Self {
-        let path = sandboxes.path.join(&record.id);
-        Self {
-            sandboxes,
-            path,
-            record,
-            lock,
-            is_handed_over: false,
-        }
-    }
-
-    /// Returns the locked file, for the process that takes the registration over.
-    pub(crate) fn lock(&self) -> &File {
-        self.lock.file()
-    }
-
-    /// Leaves the sandbox to the process that has taken it over.
-    pub(crate) fn hand_over(mut self) {
-        self.lock.outlive_us();
-        self.is_handed_over = true;
-    }
-
-    pub(crate) fn record(&self) -> &Record {
-        &self.record
-    }
-
-    /// Returns the record as the process has written it that takes the registration over.
-    pub(crate) fn written(&self) -> Option<Record> {
-        read_record(&self.path)
-    }
-
-    /// Returns the record, for changes that the next [`Registration::update`] writes.
-    pub(crate) fn record_mut(&mut self) -> &mut Record {
-        &mut self.record
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Changes the record, in memory and on disk.
-    pub(crate) fn update(&mut self, change: impl FnOnce(&mut Record)) -> Result<(), Error> {
-        change(&mut self.record);
-        // Readers of records hold this lock.
-        let _names = self.sandboxes.lock()?;
-        write_record(&self.path, &self.record)
-    }
-
-    /// Renames the sandbox.
-    pub(crate) fn rename(&mut self, name: &str) -> Result<(), Error> {
-        let _names = self.sandboxes.lock()?;
-        let others = self.sandboxes.scan_locked()?;
-        let name = choose_name(Some(name), &self.record.id, &others)?;
-        let old = std::mem::replace(&mut self.record.name, name);
-        if let Err(error) = write_record(&self.path, &self.record) {
-            self.record.name = old;
-            return Err(error);
-        }
-        self.note("rename", &[("old_name", old)]);
-        Ok(())
-    }
-
-    /// Adds an event of the sandbox to the store's history.
-    pub(crate) fn note(&self, action: &str, attributes: &[(&str, String)]) {
-        self.sandboxes.note(&self.record, action, attributes);
-    }
-
-    /// Returns a file that the machine's process holds open for as long as it may use the sandbox's
-    /// disk.
-    pub(crate) fn lifeline(&self) -> Result<Arc<File>, Error> {
-        let shared = self.lock.share();
-        Ok(Arc::new(shared.map_err(state("sharing", &self.path))?))
-    }
-
-    /// Keeps the sandbox locked until its machine has ended.
-    pub(crate) fn outlive_us(&mut self) {
-        self.lock.outlive_us();
-    }
-
-    /// Removes the sandbox's directory.
-    pub(crate) fn forget(mut self) {
-        self.record.auto_remove = true;
-    }
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        if self.is_handed_over {
-            return;
-        }
-        // Keeps scans from finding an incomplete directory.
-        let _names = self.sandboxes.lock();
-        if self.record.auto_remove {
-            if discard(&self.path).is_ok() {
-                self.note("destroy", &[]);
-            }
-        } else {
-            release_image(&self.path, &self.record);
-        }
-    }
-}
-
 /// Returns what an event says of a sandbox that was found dead.
 fn died() -> (&'static str, String) {
     (
@@ -482,7 +343,7 @@ fn died() -> (&'static str, String) {
 }
 
 /// Returns the requested name if it is free, or generates a free one.
-fn choose_name(wish: Option<&str>, id: &str, others: &[Found]) -> Result<String, Error> {
+pub(super) fn choose_name(wish: Option<&str>, id: &str, others: &[Found]) -> Result<String, Error> {
     let holder = |name: &str| others.iter().find(|found| found.record.name == name);
     match wish {
         Some(wish) => match holder(wish) {
@@ -532,79 +393,20 @@ fn remove_left_lower(path: &Path) {
 }
 
 /// Releases the image of a sandbox that does not run, unless the sandbox can be started.
-fn release_image(path: &Path, record: &Record) {
+pub(super) fn release_image(path: &Path, record: &Record) {
     if !record.can_start() {
         let _ = fs::remove_file(path.join(LEASE));
     }
 }
 
 /// Deletes a sandbox's directory. The caller holds the lock on names.
-fn discard(path: &Path) -> Result<(), Error> {
+pub(super) fn discard(path: &Path) -> Result<(), Error> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(state("removing", path)(error))
         }
         _ => Ok(()),
     }
-}
-
-/// Publishes a record: writes it to the spare file and exchanges that with the current one. The
-/// spare file has its blocks already, so the record of an end can be written on a full disk. The
-/// caller holds the lock on names, as do readers, so readers never see a spare file being written.
-/// Only a record of an end, or of a sandbox with changes to keep, is synced to disk: after a crash
-/// of the host no sandbox runs, and a damaged record without a disk is removed.
-fn write_record(directory: &Path, record: &Record) -> Result<(), Error> {
-    let write = || {
-        let text = serde_json::to_vec_pretty(record)?;
-        let (current, spare) = (directory.join(STATE), directory.join(SPARE));
-        let file = fill(&spare, &text)?;
-        let matters = matches!(record.status, Status::Created | Status::Exited { .. })
-            || record.upper.is_kept();
-        let durable = matters && !record.auto_remove;
-        if durable {
-            file.sync_all()?;
-        }
-        exchange(&spare, &current)?;
-        if durable {
-            File::open(directory)?.sync_all()?;
-        }
-        if !spare.exists() {
-            // A failure is ignored: only the last record needs the room, and this may not be the
-            // one before it.
-            let _ = fill(&spare, &vec![b' '; text.len()]);
-        }
-        Ok(())
-    };
-    write().map_err(state("writing", &directory.join(STATE)))
-}
-
-/// Writes `text` into a file, padded with spaces to the file's length. If the file is too short, it
-/// grows to hold `text` and [`RESERVE`].
-fn fill(path: &Path, text: &[u8]) -> io::Result<File> {
-    let mut options = File::options();
-    let options = options.create(true).truncate(false).write(true).mode(0o600);
-    let file = options.open(path)?;
-    let needs = text.len() as u64;
-    let length = match file.metadata()?.len() {
-        had if needs <= had => had,
-        _ => (needs + RESERVE).next_multiple_of(BLOCK),
-    };
-    let mut bytes = text.to_vec();
-    bytes.resize(usize::try_from(length).unwrap_or_default(), b' ');
-    file.write_all_at(&bytes, 0)?;
-    Ok(file)
-}
-
-/// Exchanges two files, or replaces the second with the first where that is not supported.
-fn exchange(new: &Path, old: &Path) -> io::Result<()> {
-    match renameat_with(CWD, new, CWD, old, RenameFlags::EXCHANGE) {
-        Ok(()) => Ok(()),
-        Err(_) => fs::rename(new, old),
-    }
-}
-
-fn read_record(directory: &Path) -> Option<Record> {
-    serde_json::from_slice(&fs::read(directory.join(STATE)).ok()?).ok()
 }
 
 fn random<const N: usize>() -> Option<[u8; N]> {
@@ -614,7 +416,7 @@ fn random<const N: usize>() -> Option<[u8; N]> {
 }
 
 /// Makes an error that names the operation and the path.
-fn state(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+pub(super) fn state(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::State { what, path, source }
 }

@@ -15,12 +15,15 @@
 mod directory;
 mod lock;
 mod record;
+mod record_file;
+mod registration;
 mod sandboxes;
 
-pub(crate) use directory::{Directory, Found, ID_LENGTH, LOWER, Registration};
+pub(crate) use directory::{Directory, Found, ID_LENGTH, LOWER};
 pub(crate) use lock::Lock;
 pub use micabox_owner::process::ProcessId;
 pub use record::{Record, Status};
+pub(crate) use registration::Registration;
 pub use sandboxes::{SandboxRef, Sandboxes};
 
 #[cfg(test)]

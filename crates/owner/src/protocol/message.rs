@@ -140,7 +140,8 @@ pub struct Exec {
     /// Bytes of stdout, and separately of stderr, that may be sent before the client grants more:
     /// for streams in frames. At most 1 MiB; 0 stands for 256 KiB.
     pub window: u32,
-    /// The sandbox ends with this command, and its exit code is the sandbox's.
+    /// The sandbox ends with this command, and its exit code is the sandbox's. The first such command
+    /// is what copies of the machine reattach.
     pub lifetime: bool,
     /// Milliseconds after which the command gets the stop signal; 0 stands for none.
     pub timeout: u64,
@@ -154,8 +155,6 @@ pub struct Exec {
     pub detach: bool,
     /// [`Reply::Exited`] comes with [`Info`].
     pub measure: bool,
-    /// The command is not the sandbox's first one, even if there was no other before.
-    pub beside: bool,
     /// The command gets SIGPIPE when nothing reads an output's descriptor any more. Without this,
     /// the output is dropped.
     pub sigpipe: bool,

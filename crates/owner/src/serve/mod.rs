@@ -90,7 +90,7 @@ enum Source {
     Copy(u32, OutputStream, (ClientId, u32)),
 }
 
-/// The first command, and when it reached its stages.
+/// The first command, which has the sandbox's lifetime, and when it reached its stages.
 #[derive(Clone, Copy, Debug)]
 struct First {
     id: u32,

@@ -303,7 +303,7 @@ impl Owner {
         self.link.outbox.push(request);
         let mut command = Command::new((client, number), exec, streams);
         command.answer_by = Instant::now().checked_add(self.patience);
-        if exec.beside && !is_agents {
+        if !exec.lifetime && !is_agents {
             command.is_noted = true;
             self.note(
                 "exec",
@@ -311,7 +311,7 @@ impl Owner {
             );
         }
         self.commands.insert(id, command);
-        if !exec.beside {
+        if exec.lifetime {
             self.first.get_or_insert(super::First {
                 id,
                 started: None,

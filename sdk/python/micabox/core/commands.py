@@ -78,7 +78,6 @@ class Commands:
         request = {
             "type": "exec",
             "argv": [_PROCESSES],
-            "beside": True,
             "answer_timeout": _ANSWER_TIMEOUT,
             "stdout": "frames",
         }

@@ -46,8 +46,6 @@ class Defaults:
         terminal = {"rows": size.rows, "columns": size.cols} if size else None
         return {
             "type": "exec",
-            # A copy of a machine reattaches its first command, and ends with it.
-            "beside": True,
             "argv": [encode_text(word) for word in argv],
             "env": [[name, encode_or_keep(value)] for name, value in env.items()],
             "workdir": encode_text(self.path(cwd or "")),

@@ -117,7 +117,6 @@ class Files:
             "type": "exec",
             "argv": [_FILES, json.dumps(said)],
             "user": self._defaults.user(user),
-            "beside": True,
             "answer_timeout": 0 if operation["type"] == "watch" else _ANSWER_TIMEOUT,
             "stdin": "frames" if stdin else "null",
             "stdout": "frames",

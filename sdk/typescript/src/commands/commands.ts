@@ -85,7 +85,7 @@ export class Commands {
 
   /** All processes in the sandbox. */
   async list(): Promise<ProcessInfo[]> {
-    const process = await Process.start(this.#owner, { argv: [PROCESSES], beside: true, answer_timeout: ANSWER_TIMEOUT });
+    const process = await Process.start(this.#owner, { argv: [PROCESSES], answer_timeout: ANSWER_TIMEOUT });
     try {
       const said: Uint8Array[] = [];
       let size = 0;

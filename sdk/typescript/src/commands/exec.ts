@@ -44,8 +44,6 @@ export class Defaults {
     const timeout = Math.ceil(timeoutMs);
     if (!(timeout >= 0)) throw new InvalidArgumentError("timeoutMs is a number of milliseconds", { kind: "invalid" });
     return {
-      // A copy of a machine reattaches its first command, and ends with it.
-      beside: true,
       argv: argv.map(encodeText),
       env: [...kept, ...given],
       workdir: cwd === undefined ? workdir : encodeText(this.path(cwd)),

@@ -50,7 +50,6 @@ export class Operation {
         argv: [FILES, JSON.stringify(request)],
         user,
         stdin: has.stdin === true ? "frames" : "null",
-        beside: true,
         answer_timeout: has.end === false ? 0 : ANSWER_TIMEOUT,
       });
       return new Operation(process, purpose);
