@@ -5,7 +5,7 @@ mod support;
 
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -88,6 +88,25 @@ fn requests_are_bounded() {
     let many = "X-A: b\r\n".repeat(200);
     assert_eq!(server.status("GET /health", &many, ""), "431");
     assert_eq!(server.status("GET /health", "", ""), "204");
+}
+
+#[test]
+fn an_answer_that_needs_no_body_arrives() {
+    let home = Home::new();
+    let server = Server::new(&home, &[]);
+    // The connection would be reset while its client still sends.
+    let body = vec![b'x'; 64 << 20];
+    let (status, _) = server.ask("POST /sandboxes", "X-API-Key: wrong\r\n", &body);
+    assert_eq!(status, 401);
+    let (status, _) = server.ask("POST /sandboxes", &server.with_key(), &body);
+    assert_eq!(status, 413);
+    // A client that waits to be asked for its body is not asked.
+    let waiting = "POST /sandboxes HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: 1000\r\n\
+                   Expect: 100-continue\r\n\r\n";
+    let begun = Instant::now();
+    let reply = server.say(waiting.as_bytes());
+    assert!(reply.starts_with("HTTP/1.1 401"), "{reply}");
+    assert!(begun.elapsed() < Duration::from_secs(20));
 }
 
 const HOST: [&str; 1] = ["--with=backend=host"];

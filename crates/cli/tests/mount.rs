@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -30,6 +31,7 @@ fn an_image_looks_as_the_kernel_shows_it() {
     assert!(kernels.contains("trusted.secret") && kernels.contains("security.capability"));
     assert_same(&kernels, &world.look("b"));
     assert_same(&kernels, &world.look("c"));
+    assert_same(&births(&world.path("a")), &births(&world.path("b")));
 
     // By itself the kernel serves root, and the image stays while it is mounted.
     let again = world.mica("mount box a");
@@ -47,6 +49,15 @@ fn an_image_looks_as_the_kernel_shows_it() {
     assert_eq!(world.mica("mount box a").code(), 1);
 }
 
+/// Lists when files were made, which ext4 knows and EROFS does not.
+fn births(place: &Path) -> String {
+    let list = Command::new("sh")
+        .args(["-c", "find . -printf '%P %B@\\n' | sort"])
+        .current_dir(place)
+        .output();
+    String::from_utf8(list.unwrap().stdout).unwrap()
+}
+
 #[test]
 #[ignore = "needs root: mounts filesystems"]
 fn filesystems_in_files_look_as_the_kernel_shows_them() {
@@ -61,6 +72,7 @@ fn filesystems_in_files_look_as_the_kernel_shows_them() {
         shell(world.home.path(), &script);
         world.mica(&format!("mount {file} b")).ok();
         assert_same(&world.look("a"), &world.look("b"));
+        assert_same(&births(&world.path("a")), &births(&world.path("b")));
         world.mica("umount b").ok();
         shell(world.home.path(), "umount a");
     }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use hyper::{HeaderMap, StatusCode};
 use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -16,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::http::{self, Answer, Body, Response, header};
+use super::incoming::Incoming;
 use super::problem::{Kind, Problem};
 
 /// The flag of a stream's end.

@@ -10,6 +10,7 @@ mod connect;
 mod deadline;
 mod envd;
 mod http;
+mod incoming;
 mod label;
 mod ports;
 mod problem;

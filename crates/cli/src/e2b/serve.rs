@@ -15,7 +15,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::Semaphore;
 
-use super::{Server, route};
+use super::{Server, incoming, route};
 use crate::failure::Failure;
 use crate::output::{print, write_stderr};
 
@@ -79,7 +79,12 @@ pub async fn serve(
         tokio::spawn(async move {
             let service = service_fn(move |request| {
                 let server = Arc::clone(&server);
-                async move { Ok::<_, Infallible>(route::answer(server, request).await) }
+                async move {
+                    let (request, rest) = incoming::split(request);
+                    let reply = route::answer(server, request).await;
+                    rest.receive().await;
+                    Ok::<_, Infallible>(reply)
+                }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())

@@ -74,7 +74,7 @@ impl Server {
     /// Sends bytes, and returns all that comes.
     pub fn say(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
-        // What is too large is not read to its end.
+        // A head that is too large is not read to its end.
         let _ = stream.write_all(bytes);
         let mut reply = Vec::new();
         let _ = stream.read_to_end(&mut reply);

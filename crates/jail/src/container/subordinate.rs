@@ -50,14 +50,25 @@ impl Subordinate {
         })
     }
 
-    /// Maps the users and groups of a process's namespace: 0 to 65,535 to the ranges.
+    /// Maps the users and groups of a process's namespace: 0 to 65,535 to the ranges. Both programs run at
+    /// once: each takes more than a millisecond, mostly to be executed.
     pub(super) fn map(&self, pid: Pid) -> io::Result<()> {
-        for (program, first) in self.programs.iter().zip(self.first) {
-            let output = Command::new(program)
+        let start = |program: &PathBuf, first: u32| {
+            Command::new(program)
                 .args([pid.as_raw_nonzero().to_string(), "0".to_owned()])
                 .args([first.to_string(), USERS.to_string()])
                 .stdin(Stdio::null())
-                .output()?;
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+        };
+        let started = self.programs.iter().zip(self.first);
+        let started: Vec<_> = started.map(|(of, first)| start(of, first)).collect();
+        let ended = started.into_iter().map(|child| child?.wait_with_output());
+        // All are waited for before an error is returned: none stays a zombie.
+        let ended: Vec<_> = ended.collect();
+        for (program, output) in self.programs.iter().zip(ended) {
+            let output = output?;
             if !output.status.success() {
                 let said = String::from_utf8_lossy(&output.stderr);
                 let why = format!("{}: {}", program.display(), said.trim());

@@ -111,12 +111,15 @@ impl Call for Serve {
             inodes: self.room.1,
         };
         let filesystem = Filesystem::over(limits, tree).map_err(Fault::disk)?;
+        let is_image = self.lower == Below::Filesystem(LowerKind::Erofs);
+        let has_births = !is_image || self.is_writable || merged.is_some();
         // Until the process ends.
         let filesystem: &'static Filesystem = Box::leak(Box::new(filesystem));
         let tree: &'static Tree<'_> = Box::leak(Box::new(
             Tree::new(filesystem, Cache::Always)
                 .for_one_user(self.is_for_one_user)
-                .read_only(!self.is_writable),
+                .read_only(!self.is_writable)
+                .with_births(has_births),
         ));
         if let Some(listener) = listener {
             let changed = Changed {

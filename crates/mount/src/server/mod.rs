@@ -92,6 +92,7 @@ pub struct Tree<'a> {
     cache: Cache,
     is_for_one_user: bool,
     is_read_only: bool,
+    has_births: bool,
     has_queues: bool,
     /// Shared by requests that change something.
     changes: RwLock<()>,
@@ -110,6 +111,7 @@ impl<'a> Tree<'a> {
             cache,
             is_for_one_user: false,
             is_read_only: false,
+            has_births: true,
             has_queues: false,
             changes: RwLock::default(),
         }
@@ -133,6 +135,13 @@ impl<'a> Tree<'a> {
             is_read_only,
             ..self
         }
+    }
+
+    /// The same for a filesystem whose files may have no time of birth, as those of an EROFS image: statx(2)
+    /// then has none, and needs no request.
+    #[must_use]
+    pub fn with_births(self, has_births: bool) -> Self {
+        Self { has_births, ..self }
     }
 
     /// The same with requests over io_uring where the kernel offers that, for a process that may use it.
@@ -214,7 +223,7 @@ impl Tree<'_> {
             opcode::LOOKUP => self.look_up(request),
             opcode::GETATTR => self.attributes(request),
             opcode::SETATTR => self.set_attributes(request),
-            opcode::STATX => self.extended_attributes(request),
+            opcode::STATX if self.has_births => self.extended_attributes(request),
             opcode::READLINK => self.read_link(request),
             opcode::SYMLINK => self.make_link(request),
             opcode::MKNOD => self.make_node(request),

@@ -6,13 +6,13 @@ mod language;
 
 use std::sync::Arc;
 
-use hyper::body::Incoming;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::json;
 
 use super::Server;
 use super::http::{self, Answer, Request, read};
+use super::incoming::Incoming;
 use super::problem::Problem;
 use super::sandbox::Served;
 

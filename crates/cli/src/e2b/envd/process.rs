@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use hyper::body::Incoming;
 use micabox::{Command, EnvChange, Error, FileKind, Overrides, TtySize};
 use rustix::process::Signal;
 use serde::Deserialize;
@@ -19,6 +18,7 @@ use super::table::{Process, Selector};
 use crate::e2b::Server;
 use crate::e2b::connect::{self, Messages, Timing};
 use crate::e2b::http::{Answer, Request, blocking};
+use crate::e2b::incoming::Incoming;
 use crate::e2b::problem::Problem;
 use crate::e2b::sandbox::Served;
 

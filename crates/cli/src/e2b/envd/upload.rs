@@ -7,7 +7,6 @@ use bytes::{Buf, Bytes};
 use flate2::read::GzDecoder;
 use http_body_util::BodyExt;
 use hyper::StatusCode;
-use hyper::body::Incoming;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use micabox::WriteOptions;
 use multer::{Constraints, Multipart, SizeLimit};
@@ -18,6 +17,7 @@ use tokio::task::JoinHandle;
 use super::accounts::Place;
 use super::transfer::asked;
 use crate::e2b::http::{self, Answer, Request, blocking, header};
+use crate::e2b::incoming::Incoming;
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 

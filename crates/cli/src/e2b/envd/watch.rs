@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::body::Incoming;
 use micabox::{FileChange, FileKind, Watch};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -15,6 +14,7 @@ use super::events;
 use crate::e2b::Server;
 use crate::e2b::connect::{self, Messages, Piece, Timing};
 use crate::e2b::http::{Answer, Request, blocking};
+use crate::e2b::incoming::Incoming;
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 

@@ -12,12 +12,12 @@ mod view;
 
 use std::sync::Arc;
 
-use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use percent_encoding::percent_decode_str;
 
 use super::Server;
 use super::http::{Answer, blocking, read};
+use super::incoming::Incoming;
 use super::problem::Problem;
 use super::sandbox::{self, Served};
 
