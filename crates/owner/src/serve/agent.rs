@@ -8,7 +8,7 @@ use rustix::event::PollFlags;
 
 use super::client::ClientId;
 use super::command::{Command, Input, Sink};
-use super::requests::wall_clock;
+use super::freeze::wall_clock;
 use super::{First, Owner, STALL_LOOK};
 use crate::Lost;
 use crate::protocol::frame::Pipe;
