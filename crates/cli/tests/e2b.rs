@@ -143,6 +143,38 @@ fn a_request_is_read_to_its_end_before_its_reply() {
     home.assert_nothing_left();
 }
 
+#[test]
+#[ignore = "needs root and a built guest"]
+fn commands_have_a_user_and_the_images_path() {
+    let home = Home::new();
+    let server = Server::new(&home, &HOST);
+    let new = json!({
+        "templateID": "box", "timeout": 600, "allow_internet_access": false,
+        "envVars": {"PATH": "/opt/my own:/usr/bin:/bin"},
+    });
+    let made = server.create(&new);
+    // As in Debian's profile.
+    let script = "mkdir -p '/opt/my own'; echo 'echo mine' > '/opt/my own/prog'; chmod +x /opt/*/prog; \
+                  echo 'PATH=/usr/local/bin:/usr/bin:/bin; export PATH' > /etc/profile";
+    server.run(&made, script);
+    let said = server.run(&made, "prog; echo $USER $LOGNAME; sh -c prog");
+    assert_eq!(said, "mine\nroot root\nmine\n");
+
+    // A file without a size has contents, and a page of any origin may read files.
+    let headers = format!("{}Origin: http://page\r\n", made.headers("text/plain"));
+    let (status, body) = server.ask("GET /files?path=/proc/version", &headers, b"");
+    assert_eq!(status, 200);
+    assert!(body.text().starts_with("Linux version "));
+    let ask = "OPTIONS /files?path=/etc/profile HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\
+               Origin: http://page\r\nAccess-Control-Request-Method: POST\r\n\r\n";
+    let reply = server.say(ask.as_bytes()).to_lowercase();
+    assert!(reply.starts_with("http/1.1 204"), "{reply}");
+    assert!(reply.contains("access-control-allow-origin: *"), "{reply}");
+    server.delete(&made);
+    drop(server);
+    home.assert_nothing_left();
+}
+
 fn listed(server: &Server, made: &Made) -> Vec<Value> {
     let (status, list) = server.process(made, "List", &json!({}));
     assert_eq!(status, 200, "{list}");

@@ -222,6 +222,17 @@ fn requests_that_can_not_be_met_say_why() {
     assert_eq!(failed["kind"], "not_found", "{failed}");
     let failed = client.ask(21, &json!({"type": "fork", "sandbox": "none", "count": 2}));
     assert_eq!(failed["kind"], "not_found", "{failed}");
+    // So does a message that can't be decoded fail alone.
+    for (number, request) in (30..).zip([
+        json!({"type": "fork", "sandbox": "none", "count": -1}),
+        json!({"type": "create", "image": 5}),
+        json!({"type": "no such"}),
+    ]) {
+        let failed = client.ask(number, &request);
+        assert_eq!(failed["kind"], "invalid", "{failed}");
+    }
+    client.send(40, 0, br#"{"type": "detach", "sandbox": "\udcff"}"#);
+    assert_eq!(client.answer(40)["kind"], "invalid");
     // A frame that breaks the rules ends it.
     client.send(9, 2, b"bytes");
     assert_eq!(client.process.wait().unwrap().code(), Some(1));

@@ -3,7 +3,8 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -423,16 +424,15 @@ fn a_silent_client_does_not_keep_a_machine_frozen() {
 fn a_malformed_frame_ends_only_its_connection() {
     let mut fixture = Fixture::booted();
     let directory = std::fs::File::open(fixture.directory.path()).unwrap();
-    use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}/control", directory.as_raw_fd());
     for nonsense in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"MICAOWN\n\x09\0\0\0",
-        b"MICAOWN\n\x01\0\0\0\xff\xff\xff\xff",
-        b"MICAOWN\n\x01\0\0\0\x05\0\0\0\x09\0\0\0\0",
-        b"MICAOWN\n\x01\0\0\0\x07\0\0\0\0\0\0\0\0{}",
+        b"MICAOWN\n\x02\0\0\0\xff\xff\xff\xff",
+        b"MICAOWN\n\x02\0\0\0\x05\0\0\0\x09\0\0\0\0",
+        b"MICAOWN\n\x02\0\0\0\x04\0\0\0\0\0\0\0",
     ] {
-        let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let mut stream = UnixStream::connect(&path).unwrap();
         stream.write_all(nonsense).unwrap();
         let mut answer = Vec::new();
         // With unread bytes the connection is reset.
@@ -441,4 +441,46 @@ fn a_malformed_frame_ends_only_its_connection() {
     }
     let mut client = fixture.connect();
     start(&mut client, &mut fixture.guest, framed(), 0);
+}
+
+#[test]
+fn a_malformed_message_fails_alone() {
+    let mut fixture = Fixture::booted();
+    let directory = std::fs::File::open(fixture.directory.path()).unwrap();
+    let path = format!("/proc/self/fd/{}/control", directory.as_raw_fd());
+    let mut stream = UnixStream::connect(&path).unwrap();
+    let mut preamble = [0; 12];
+    stream.read_exact(&mut preamble).unwrap();
+    let message = |number: u8, text: &str| {
+        let length = u32::try_from(text.len() + 5).unwrap().to_le_bytes();
+        [&length[..], &[0, number, 0, 0, 0], text.as_bytes()].concat()
+    };
+    let command = r#"{"type": "exec", "argv": ["true"]}"#;
+    let sent = [
+        preamble.to_vec(),
+        message(1, command),
+        // About the command: an answer would be the command's.
+        message(1, r#"{"type": "resize", "rows": -1, "columns": 80}"#),
+        message(2, "{}"),
+        message(3, r#"{"type": "exec", "argv": [5]}"#),
+        message(4, r#"{"type": "rename", "name": "\udcff"}"#),
+        message(5, r#"{"type": "info"}"#),
+    ];
+    stream.write_all(&sent.concat()).unwrap();
+    fixture.guest.start(0);
+    let replies = std::iter::repeat_with(|| {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).unwrap();
+        let length = u32::from_le_bytes(*head.first_chunk().unwrap());
+        let mut body = vec![0; length as usize - 5];
+        stream.read_exact(&mut body).unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        let kind = body.get("kind").unwrap_or(&body["type"]);
+        (head[5], kind.as_str().unwrap().to_owned())
+    });
+    let mut replies: Vec<_> = replies.take(5).collect();
+    replies.sort();
+    let expected = ["started", "invalid", "invalid", "invalid", "info"];
+    let expected = (1..).zip(expected.map(str::to_owned));
+    assert_eq!(replies, expected.collect::<Vec<_>>());
 }

@@ -6,7 +6,10 @@
 
 use std::sync::Arc;
 
-use hyper::header::HOST;
+use hyper::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_MAX_AGE, HOST, HeaderValue,
+};
 use hyper::{Method, StatusCode};
 
 use super::Server;
@@ -31,13 +34,42 @@ struct Place {
 
 /// Answers a request.
 pub async fn answer(server: Arc<Server>, request: Request) -> Response {
-    let answered = match place(&request) {
-        Ok(None) if request.uri().path() == envd::FILES => signed(server, request).await,
+    let place = place(&request);
+    let is_envd = match &place {
+        Ok(Some(place)) => place.port == ENVD,
+        Ok(None) => true,
+        Err(_) => false,
+    };
+    let is_file = is_envd && request.uri().path() == envd::FILES;
+    let answered = match place {
+        _ if is_file && request.method() == Method::OPTIONS => Ok(preflight()),
+        Ok(None) if is_file => signed(server, request).await,
         Ok(None) => api(server, request).await,
         Ok(Some(place)) => at(server, place, request).await,
         Err(problem) => Err(problem),
     };
-    answered.unwrap_or_else(|problem| problem.reply())
+    let mut reply = answered.unwrap_or_else(|problem| problem.reply());
+    if is_file {
+        // A client has the file's signed address, or the sandbox's token, whatever page it is part of.
+        let any = HeaderValue::from_static("*");
+        reply.headers_mut().insert(ACCESS_CONTROL_ALLOW_ORIGIN, any);
+    }
+    reply
+}
+
+/// Answers a browser that asks whether a page of another origin may send a file or get one.
+fn preflight() -> Response {
+    let mut reply = http::empty(StatusCode::NO_CONTENT);
+    for (name, value) in [
+        (ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"),
+        (ACCESS_CONTROL_ALLOW_HEADERS, "*"),
+        (ACCESS_CONTROL_MAX_AGE, "7200"),
+    ] {
+        reply
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
+    }
+    reply
 }
 
 /// The sandbox and port that a request is for; None for the API.

@@ -205,6 +205,11 @@ impl Commands {
         }
     }
 
+    /// Returns whether a command of this number runs.
+    pub fn has(&self, number: u32) -> bool {
+        lock(&self.running.all).contains_key(&number)
+    }
+
     /// Sends a command a signal.
     pub fn signal(&self, number: u32, signal: i32) {
         let signal = Signal::from_named_raw(signal);

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::io::{self, Read};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use micabox::Cancel;
+use micabox::{Cancel, ErrorKind};
 use micabox_image::progress::{Progress, Silent};
 use micabox_owner::protocol::frame::Pipe;
 use micabox_owner::protocol::{Decoder, Frame, FrameError};
@@ -98,7 +98,6 @@ struct Server {
 impl Server {
     /// Reads requests to the end of stdin.
     fn read(&self) -> io::Result<()> {
-        let broken = |error: FrameError| io::Error::new(io::ErrorKind::InvalidData, error);
         let mut decoder = Decoder::default();
         let mut buffer = vec![0; RECEIVE];
         loop {
@@ -107,19 +106,33 @@ impl Server {
                 return Ok(());
             }
             decoder.push(buffer.get(..count).unwrap_or_default());
-            while let Some(frame) = decoder.next_frame().map_err(broken)? {
-                match frame {
-                    Frame::Message(number, request) => self.handle(number, request),
-                    Frame::Data(number, Pipe::Stdin, bytes) => {
+            loop {
+                match decoder.next_frame() {
+                    Ok(Some(Frame::Message(number, request))) => self.handle(number, request),
+                    Ok(Some(Frame::Data(number, Pipe::Stdin, bytes))) => {
                         self.commands.stdin(number, bytes)?;
                     }
-                    Frame::Data(..) => {
+                    Ok(Some(Frame::Data(..))) => {
                         let what = "bytes of an output, from a client";
                         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
                     }
+                    Ok(None) => break,
+                    Err(FrameError::Message { number, why }) => self.malformed(number, &why),
+                    Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
                 }
             }
         }
+    }
+
+    /// Answers a message that can't be decoded. One about a request that is being served is ignored: the client
+    /// would take the answer for that request's.
+    fn malformed(&self, number: u32, why: &str) {
+        if self.commands.has(number) || lock(&self.creations).contains_key(&number) {
+            return;
+        }
+        let message = format!("the request is malformed: {why}");
+        let failure = Failure::of_kind(ErrorKind::Invalid, message);
+        self.replies.send(number, &Reply::failed(&failure));
     }
 
     fn handle(&self, number: u32, request: Request) {

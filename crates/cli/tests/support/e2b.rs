@@ -204,7 +204,7 @@ impl Made {
         }
     }
 
-    fn headers(&self, kind: &str) -> String {
+    pub fn headers(&self, kind: &str) -> String {
         let Self { id, token } = self;
         format!(
             "Content-Type: {kind}\r\nConnect-Protocol-Version: 1\r\nE2b-Sandbox-Id: {id}\r\n\

@@ -67,6 +67,14 @@ pub enum FrameError {
     /// A malformed frame.
     #[error("a malformed frame: {0}")]
     Malformed(String),
+    /// A whole frame whose message can't be decoded. The frames after it can be.
+    #[error("a malformed message: {why}")]
+    Message {
+        /// The number of its request.
+        number: u32,
+        /// The reason.
+        why: String,
+    },
 }
 
 /// Appends a message as one frame.
@@ -130,7 +138,7 @@ impl<M: DeserializeOwned> Decoder<M> {
     /// first.
     ///
     /// # Errors
-    /// [`FrameError`]; the stream can't be decoded any further after one.
+    /// [`FrameError`]; the stream can't be decoded any further after one, except [`FrameError::Message`].
     pub fn next_frame(&mut self) -> Result<Option<Frame<M>>, FrameError> {
         let pending = self.buffer.get(self.consumed..).unwrap_or_default();
         if !self.greeted {
@@ -166,11 +174,14 @@ impl<M: DeserializeOwned> Decoder<M> {
             _ => return Err(malformed("an unknown kind")),
         };
         let frame = match pipe {
-            None => {
-                let message = serde_json::from_slice(body);
-                let message = message.map_err(|error| malformed(&error.to_string()))?;
-                Frame::Message(number, message)
-            }
+            None => match serde_json::from_slice(body) {
+                Ok(message) => Frame::Message(number, message),
+                Err(error) => {
+                    let why = error.to_string();
+                    self.consumed += LENGTH + length;
+                    return Err(FrameError::Message { number, why });
+                }
+            },
             Some(_) if body.len() > MAX_DATA => return Err(FrameError::TooLong(body.len())),
             Some(pipe) => Frame::Data(number, pipe, body.to_vec()),
         };
@@ -214,6 +225,24 @@ mod tests {
     }
 
     #[test]
+    fn a_message_that_is_none_is_one_error() {
+        let mut decoder = Decoder::<Request>::default();
+        decoder.push(&preamble());
+        let mut bytes = Vec::new();
+        head(0, 3, 2, &mut bytes);
+        bytes.extend_from_slice(b"{}");
+        encode(4, &Request::Info, &mut bytes);
+        decoder.push(&bytes);
+        let error = decoder.next_frame().unwrap_err();
+        assert!(
+            matches!(error, FrameError::Message { number: 3, .. }),
+            "{error}"
+        );
+        let frame = decoder.next_frame().unwrap();
+        assert_eq!(frame, Some(Frame::Message(4, Request::Info)));
+    }
+
+    #[test]
     fn another_version_of_the_protocol_is_named() {
         let mut decoder = Decoder::<Reply>::default();
         let mut other = preamble();
@@ -236,7 +265,7 @@ mod tests {
             let mut decoder = Decoder::<Request>::default();
             decoder.push(&preamble());
             decoder.push(&bytes);
-            while let Ok(Some(_)) = decoder.next_frame() {}
+            while let Ok(Some(_)) | Err(FrameError::Message { .. }) = decoder.next_frame() {}
         }
     }
 }

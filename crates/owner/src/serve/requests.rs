@@ -9,7 +9,7 @@ use super::Owner;
 use super::client::ClientId;
 use super::command::{Input, Sink};
 use super::freezer::Beat;
-use crate::protocol::frame::Pipe;
+use crate::protocol::frame::{FrameError, Pipe};
 use crate::protocol::{Failure, Frame, Kind, Reply, Request};
 
 impl Owner {
@@ -36,13 +36,31 @@ impl Owner {
             match client.next_frame() {
                 Ok(Some(Frame::Message(number, request))) => self.request(id, number, request),
                 Ok(Some(Frame::Data(number, Pipe::Stdin, data))) => self.stdin(id, number, data),
+                Err(FrameError::Message { number, why }) => self.malformed(id, number, &why),
                 Ok(None) => break,
-                // Malformed: the stream can't be decoded any further.
+                // The stream can't be decoded any further.
                 Ok(Some(Frame::Data(..))) | Err(_) => return self.client_gone(id),
             }
         }
         if !is_open {
             self.client_gone(id);
+        }
+    }
+
+    /// Answers a message that can't be decoded. One about a command that runs is ignored: the client would take
+    /// the answer for that to its request to start the command.
+    fn malformed(&mut self, client: ClientId, number: u32, why: &str) {
+        let files = self
+            .clients
+            .get(&client)
+            .map(|client| client.descriptors.len());
+        if files != Some(0) {
+            // It is unknown which of them were the message's.
+            return self.client_gone(client);
+        }
+        if self.command_of(client, number).is_none() {
+            let failure = Failure::new(Kind::Invalid, format!("the request is malformed: {why}"));
+            self.send(client, number, &Reply::Failed(failure));
         }
     }
 

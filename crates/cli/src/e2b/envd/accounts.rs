@@ -63,6 +63,14 @@ impl Place {
         &self.files
     }
 
+    /// Returns the user without a group.
+    pub fn name(&self) -> &str {
+        match self.user.split(':').next() {
+            None | Some("") => "root",
+            Some(name) => name,
+        }
+    }
+
     pub fn base(&self) -> &Path {
         &self.base
     }

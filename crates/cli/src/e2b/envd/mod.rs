@@ -5,6 +5,7 @@ mod entry;
 mod events;
 mod filesystem;
 mod kept;
+mod login;
 mod process;
 mod running;
 mod table;

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::accounts::Place;
 use super::kept::Note;
+use super::login;
 use super::running::Running;
 use super::table::{Process, Selector};
 use crate::e2b::Server;
@@ -312,6 +313,8 @@ impl Start {
             None => place.base().to_owned(),
         };
         let told = [
+            ("USER", place.name()),
+            ("LOGNAME", place.name()),
             ("E2B_SANDBOX", "true"),
             ("E2B_SANDBOX_ID", served.id()),
             ("E2B_TEMPLATE_ID", &served.label.template),
@@ -330,6 +333,7 @@ impl Start {
             ..Overrides::default()
         };
         let mut command = served.sandbox.command(&overrides)?;
+        login::keep_path(&mut command);
         command.tty = self.pty.map(|pty| pty.size.into());
         command.stdin = self.pty.is_some() || self.stdin.unwrap_or(true);
         Ok(command)

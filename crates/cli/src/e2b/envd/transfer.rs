@@ -7,7 +7,7 @@ use micabox::FileKind;
 
 use super::accounts::{Place, checked};
 use crate::e2b::http::{self, Answer, Request, blocking, query};
-use crate::e2b::problem::Problem;
+use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 
 /// Bytes that are read at a time.
@@ -31,19 +31,31 @@ pub async fn download(served: Served, request: Request) -> Answer {
             let message = format!("path '{}' is a directory", path.display());
             return Err(Problem::invalid(message));
         }
-        Ok((place.files().open(&path)?, stat))
+        let mut file = place.files().open(&path)?;
+        // A file of /proc has contents, and no size.
+        let mut first = Vec::new();
+        if stat.kind == FileKind::File && stat.size == 0 {
+            let read = file.by_ref().take(PIECE as u64).read_to_end(&mut first);
+            read.map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
+            if first.is_empty() {
+                return Ok(None);
+            }
+        }
+        Ok(Some((file, first)))
     });
-    let (mut file, stat) = opened.await?;
-    if stat.kind == FileKind::File && stat.size == 0 {
+    let Some((mut file, first)) = opened.await? else {
         // With its length, which clients look at.
         let mut reply = hyper::Response::new(http::full(Bytes::new()));
         http::set_type(&mut reply, "application/octet-stream");
         return Ok(reply);
-    }
+    };
     let (pieces, body) = http::later();
     let mut reply = hyper::Response::new(body);
     http::set_type(&mut reply, "application/octet-stream");
     tokio::task::spawn_blocking(move || {
+        if !first.is_empty() && pieces.blocking_send(Ok(first.into())).is_err() {
+            return;
+        }
         loop {
             let mut buffer = vec![0; PIECE];
             let piece = match file.read(&mut buffer) {

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -11,15 +12,27 @@ use crate::e2b::token;
 /// Most watches of a server, streams included: each has a thread.
 const WATCHES: usize = 128;
 
+/// How long a watch is kept for a client that does not ask, if its place is needed: one that ended without
+/// removing the watch never asks again.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Most changes that are kept for a client that does not ask.
 const CHANGES: usize = 10_000;
 
 /// All watches.
 #[derive(Debug, Default)]
 pub struct Watchers {
-    /// With the sandbox's ID.
-    kept: Mutex<HashMap<String, (String, Arc<Watcher>)>>,
+    kept: Mutex<HashMap<String, Kept>>,
     running: Arc<()>,
+}
+
+/// The watch of a client that asks from time to time.
+#[derive(Debug)]
+struct Kept {
+    /// The sandbox's ID.
+    sandbox: String,
+    watcher: Arc<Watcher>,
+    asked: Instant,
 }
 
 /// What has changed since a client asked.
@@ -42,7 +55,8 @@ pub struct Ticket {
 impl Watchers {
     /// Takes a place for a watch.
     pub fn ticket(&self) -> Result<Ticket, Problem> {
-        if Arc::strong_count(&self.running) > WATCHES {
+        // The thread of a watch that is given up ends, and its place is free, within a second.
+        if Arc::strong_count(&self.running) > WATCHES && !self.give_one_up() {
             let message = format!("this server has {WATCHES} watches already");
             return Err(Problem::new(Kind::TooMany, message));
         }
@@ -57,16 +71,23 @@ impl Watchers {
         let name = name.map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
         let watcher = Arc::new(Watcher::default());
         let changes = Arc::downgrade(&watcher);
-        let kept = (sandbox.to_owned(), watcher);
+        let kept = Kept {
+            sandbox: sandbox.to_owned(),
+            watcher,
+            asked: Instant::now(),
+        };
         self.lock().insert(name.clone(), kept);
         Ok((name, changes))
     }
 
     /// Finds a sandbox's watch.
     pub fn find(&self, sandbox: &str, name: &str) -> Result<Arc<Watcher>, Problem> {
-        let kept = self.lock();
-        let found = kept.get(name).filter(|(of, _)| of == sandbox);
-        let found = found.map(|(_, watcher)| Arc::clone(watcher));
+        let mut all = self.lock();
+        let found = all.get_mut(name).filter(|kept| kept.sandbox == sandbox);
+        let found = found.map(|kept| {
+            kept.asked = Instant::now();
+            Arc::clone(&kept.watcher)
+        });
         found.ok_or_else(|| Problem::not_found(format!("no watcher with the id {name:?}")))
     }
 
@@ -77,7 +98,16 @@ impl Watchers {
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, (String, Arc<Watcher>)>> {
+    /// Removes the watch whose client has not asked for longest; false if each one has within [`PATIENCE`].
+    fn give_one_up(&self) -> bool {
+        let mut all = self.lock();
+        let oldest = all.iter().min_by_key(|(_, kept)| kept.asked);
+        let oldest = oldest.filter(|(_, kept)| kept.asked.elapsed() >= PATIENCE);
+        let name = oldest.map(|(name, _)| name.clone());
+        name.is_some_and(|name| all.remove(&name).is_some())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Kept>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -119,5 +149,30 @@ impl Watcher {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Changes> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_whose_client_does_not_ask_makes_room_for_another() {
+        let watchers = Watchers::default();
+        let mut tickets: Vec<_> = (0..WATCHES).map(|_| watchers.ticket().unwrap()).collect();
+        let (left, _changes) = watchers.keep("one").unwrap();
+        let (used, _changes) = watchers.keep("two").unwrap();
+        assert_eq!(watchers.ticket().unwrap_err().kind, Kind::TooMany);
+        for kept in watchers.lock().values_mut() {
+            kept.asked = kept.asked.checked_sub(PATIENCE).unwrap();
+        }
+        watchers.find("two", &used).unwrap();
+        tickets.push(watchers.ticket().unwrap());
+        assert_eq!(
+            watchers.find("one", &left).unwrap_err().kind,
+            Kind::NotFound
+        );
+        watchers.find("two", &used).unwrap();
+        assert_eq!(watchers.ticket().unwrap_err().kind, Kind::TooMany);
     }
 }
