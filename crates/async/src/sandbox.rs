@@ -194,8 +194,10 @@ impl Sandbox {
     pub async fn stop(&self, grace: Duration) -> Result<Stopped, Error> {
         let found = self.found.clone();
         let stopped = blocking(move || found.stop(grace)).await;
-        if !matches!(stopped, Err(Error::Stuck { .. })) {
-            self.end().await;
+        match &stopped {
+            // It may run on.
+            Err(error) if !has_ended(error) => {}
+            _ => self.end().await,
         }
         stopped
     }

@@ -17,7 +17,7 @@ use support::{Home, assert_clean, wait_until};
 fn files_go_into_a_stopped_sandbox_and_out_of_it() {
     let home = Home::new();
     let script = "if [ -e new ]; then cat new named; stat -c '%a %u' new; exit; fi; \
-        echo mine > own; chmod 6751 own; ln -s own link; sync; while :; do sleep 0.05; done";
+        echo mine > own; chmod 6751 own; ln -s own link; while :; do sleep 0.05; done";
     let run = [
         "run",
         "--upper",

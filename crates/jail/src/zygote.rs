@@ -14,11 +14,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open, set_child_subreaper};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open, set_child_subreaper,
+};
 
 use crate::start::confine::close_range;
 use crate::title::Title;
@@ -26,6 +29,9 @@ use crate::worker::Kind;
 
 /// The connection to this program's zygote, if there is one.
 static ZYGOTE: Mutex<Option<OwnedFd>> = Mutex::new(None);
+
+/// The answer if there is no process; with a descriptor, as every answer.
+const FAILED: [u8; 1] = [0];
 
 /// Most bytes of a request: the name of a kind, a zero byte, and the process's name in lists.
 const MAX_REQUEST: usize = 256;
@@ -69,7 +75,7 @@ pub fn fork(kind: &str, name: &str, stdin: &OwnedFd) -> Option<Forked> {
         // Killed, for one: its next answer would be to this request.
         *zygote = None;
     }
-    answer.ok()
+    answer.ok().flatten()
 }
 
 /// Returns whether the calling process has one thread.
@@ -78,7 +84,8 @@ pub(crate) fn has_one_thread() -> io::Result<bool> {
     Ok(rustix::fs::stat("/proc/self/task")?.st_nlink == 3)
 }
 
-fn ask(zygote: &OwnedFd, kind: &str, name: &str, stdin: &OwnedFd) -> io::Result<Forked> {
+/// Returns none if the zygote could not fork.
+fn ask(zygote: &OwnedFd, kind: &str, name: &str, stdin: &OwnedFd) -> io::Result<Option<Forked>> {
     let request = [kind.as_bytes(), name.as_bytes()].join(&0);
     if request.len() > MAX_REQUEST {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -87,10 +94,11 @@ fn ask(zygote: &OwnedFd, kind: &str, name: &str, stdin: &OwnedFd) -> io::Result<
     let mut id = [0; 4];
     let (length, handle) = receive(zygote, &mut id)?;
     match handle {
-        Some(handle) if length == id.len() => Ok(Forked {
+        Some(_) if length == FAILED.len() => Ok(None),
+        Some(handle) if length == id.len() => Ok(Some(Forked {
             id: u32::from_le_bytes(id),
             handle,
-        }),
+        })),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
@@ -141,7 +149,8 @@ fn answer(connection: &OwnedFd, kinds: &[Kind], title: &Title) -> io::Result<()>
     let kind = kind.ok_or(io::ErrorKind::NotFound)?;
     // SAFETY: this process has one thread, so that no lock is held in the child.
     match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
+        // Too many processes, for one: the next one may start.
+        -1 => send(connection, &FAILED, &stdin),
         0 => {
             // SAFETY: a setting of this process, which waits for children of its own; and the descriptor,
             // which nothing uses any more in this one.
@@ -158,12 +167,19 @@ fn answer(connection: &OwnedFd, kinds: &[Kind], title: &Title) -> io::Result<()>
         }
         pid => {
             let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
-            let handle = pidfd_open(pid, PidfdFlags::empty())?;
-            send(
-                connection,
-                &pid.as_raw_nonzero().get().to_le_bytes(),
-                &handle,
-            )
+            match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(handle) => {
+                    let id = pid.as_raw_nonzero().get().to_le_bytes();
+                    send(connection, &id, &handle)
+                }
+                Err(errno) => {
+                    // Too many descriptors are open. Another process may be executed for its connection.
+                    if errno != Errno::SRCH {
+                        let _ = kill_process(pid, Signal::KILL);
+                    }
+                    send(connection, &FAILED, &stdin)
+                }
+            }
         }
     }
 }

@@ -25,6 +25,7 @@ mod confinement;
 mod error;
 mod expiry;
 mod files;
+mod flush;
 mod freeze;
 #[doc(hidden)]
 pub mod fuzzing;

@@ -82,6 +82,9 @@ pub const PROCESSES: &[u8] = b"\0processes";
 /// end; what is received is written to stdout, and the command ends when the other side does.
 pub const CONNECT: &[u8] = b"\0connect";
 
+/// The program's name for writing what the kernel has cached of the sandbox's root to its disk: syncfs(2).
+pub const FLUSH: &[u8] = b"\0flush";
+
 /// Maximum number of bytes of stdin or output in one message. Longer data is sent as several
 /// messages, so that commands share the stream fairly.
 pub const MAX_DATA: usize = 32 * 1024;

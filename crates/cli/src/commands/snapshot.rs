@@ -23,8 +23,8 @@ pub struct Args {
 enum Action {
     /// Copy a sandbox's disk at one moment
     ///
-    /// A running sandbox is paused meanwhile; what it has not flushed may be missing, as
-    /// after a power cut. With --memory nothing is missing: `mica run --from` continues where
+    /// A running sandbox flushes its files, for at most ten seconds, and is paused meanwhile; what it has not
+    /// flushed is missing, as after a power cut. With --memory nothing is missing: `mica run --from` continues where
     /// the sandbox was.
     Create {
         /// Save the memory and processes of a running sandbox as well

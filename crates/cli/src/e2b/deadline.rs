@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use super::Server;
 use super::http::blocking;
 use super::label::OnTimeout;
-use super::problem::Problem;
+use super::problem::{Kind, Problem};
 use super::sandbox::{self, Served};
 
 /// Ten years.
@@ -134,6 +134,16 @@ impl Server {
         Ok(())
     }
 
+    /// As [`Server::give`] for a new sandbox, which ends if that fails: it would stay without a deadline.
+    pub async fn give_first(&self, served: &Served, seconds: u64) -> Result<(), Problem> {
+        let given = self.give(served, seconds).await;
+        if given.is_err() {
+            let again = served.clone();
+            let _ = blocking(move || Ok(again.sandbox.stop(Duration::ZERO)?)).await;
+        }
+        given
+    }
+
     /// Gives a sandbox so many seconds, unless it has more.
     pub async fn prolong(&self, served: &Served, seconds: u64) -> Result<(), Problem> {
         let again = served.clone();
@@ -159,13 +169,14 @@ impl Server {
     /// Lets a paused sandbox continue for so many seconds.
     pub async fn resume(&self, served: &Served, seconds: u64) -> Result<(), Problem> {
         let (again, all) = (served.clone(), self.sandboxes.clone());
-        blocking(move || match again.sandbox.unpause() {
-            // Of two who resume it, both have what they wanted.
+        let until = blocking(move || match again.sandbox.unpause() {
+            // Of two clients that resume it, both succeed.
             Err(error) if sandbox::find(&all, again.id())?.is_paused() => Err(error.into()),
-            _ => Ok(()),
+            _ => set(&again, seconds),
         })
         .await?;
-        self.give(served, seconds).await
+        self.deadlines.note(served, Some(until));
+        Ok(())
     }
 
     /// Pauses sandboxes at their deadlines, those of earlier servers too.
@@ -198,6 +209,8 @@ impl Server {
             Ok(served) if !served.is_paused() => {
                 let _ = self.pause(&served).await;
             }
+            // It is looked for again.
+            Err(problem) if !matches!(problem.kind, Kind::Gone | Kind::NotFound) => {}
             _ => {
                 self.deadlines.lock().remove(id);
             }

@@ -112,7 +112,9 @@ async fn api(server: Arc<Server>, request: Request) -> Answer {
         ));
     }
     let (head, body) = request.into_parts();
-    rest::answer(server, head, body).await
+    // A client that disconnects stops no change half-way: a new sandbox would have no deadline.
+    let answered = tokio::spawn(rest::answer(server, head, body)).await;
+    answered.unwrap_or_else(|_| Err(Problem::new(Kind::Internal, "a task has failed")))
 }
 
 /// At a port of a sandbox.

@@ -1,10 +1,11 @@
 //! The tools for files of running sandboxes.
 
 use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use micabox::{Existing, Files, WriteOptions};
+use micabox::{ErrorKind, Existing, Files, SandboxRef, WriteOptions};
 use rmcp::schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -42,7 +43,7 @@ pub enum Encoding {
 pub struct ReadFile {
     /// Name or ID of a running sandbox.
     sandbox: String,
-    /// Absolute path in the sandbox.
+    /// Path in the sandbox; a relative one begins in the working directory of commands.
     path: String,
     /// Bytes to skip; 0 unless given.
     #[serde(default)]
@@ -63,6 +64,20 @@ pub struct Contents {
     bytes: u64,
     /// The `offset` of what follows, if there is more.
     next_offset: Option<u64>,
+}
+
+/// Returns a path from the sandbox's root; a relative one begins where its commands do.
+fn absolute(sandbox: &SandboxRef, path: &str) -> Result<String, Failure> {
+    if path.is_empty() {
+        return Err(Failure::of_kind(ErrorKind::Invalid, "the path is empty"));
+    }
+    let defaults = sandbox.record().defaults.as_ref();
+    let directory = defaults.map_or_else(PathBuf::new, |command| PathBuf::from(&command.workdir));
+    let path = Path::new("/").join(directory).join(path);
+    path.into_os_string().into_string().map_err(|_| {
+        let what = "the working directory is not UTF-8: an absolute path is needed";
+        Failure::of_kind(ErrorKind::Invalid, what)
+    })
 }
 
 /// Reads at most `length` bytes from `offset` on, and says whether there are more.
@@ -89,9 +104,10 @@ impl Tool for ReadFile {
     type Output = Contents;
 
     fn call(self, server: &Server, _call: &Call) -> Result<Contents, Failure> {
-        let files = server.sandbox(&self.sandbox)?.files();
+        let sandbox = server.sandbox(&self.sandbox)?;
+        let (files, path) = (sandbox.files(), absolute(&sandbox, &self.path)?);
         let length = self.length.unwrap_or(PIECE).clamp(1, MOST);
-        let (mut bytes, is_more) = read(&files, &self.path, self.offset, length)?;
+        let (mut bytes, is_more) = read(&files, &path, self.offset, length)?;
         if is_more
             && let Err(error) = std::str::from_utf8(&bytes)
             && error.error_len().is_none()
@@ -121,7 +137,8 @@ impl Tool for ReadFile {
 pub struct WriteFile {
     /// Name or ID of a running sandbox.
     sandbox: String,
-    /// Absolute path in the sandbox. Missing directories are made.
+    /// Path in the sandbox; a relative one begins in the working directory of commands. Missing directories are
+    /// made.
     path: String,
     /// What to write.
     content: String,
@@ -159,7 +176,9 @@ impl Tool for WriteFile {
                 .decode(&self.content)
                 .map_err(|error| Failure::of(&error).context("decoding `content`"))?,
         };
-        let mut files = server.sandbox(&self.sandbox)?.files();
+        let sandbox = server.sandbox(&self.sandbox)?;
+        let path = absolute(&sandbox, &self.path)?;
+        let mut files = sandbox.files();
         if let Some(user) = self.user {
             files = files.as_user(user);
         }
@@ -172,7 +191,7 @@ impl Tool for WriteFile {
             mode: if self.executable { 0o755 } else { 0o644 },
             parents: true,
         };
-        files.write_with(&self.path, &bytes, options)?;
+        files.write_with(&path, &bytes, options)?;
         Ok(Written {
             bytes: bytes.len() as u64,
         })
@@ -186,7 +205,7 @@ impl Tool for WriteFile {
 pub struct ListFiles {
     /// Name or ID of a running sandbox.
     sandbox: String,
-    /// Absolute path of a directory in the sandbox.
+    /// Path of a directory in the sandbox; a relative one begins in the working directory of commands.
     path: String,
     /// How many levels to list: 1, the directory's own entries, unless given.
     depth: Option<u32>,
@@ -227,9 +246,10 @@ impl Tool for ListFiles {
     type Output = Listed;
 
     fn call(self, server: &Server, call: &Call) -> Result<Listed, Failure> {
-        let files = server.sandbox(&self.sandbox)?.files();
+        let sandbox = server.sandbox(&self.sandbox)?;
+        let (files, path) = (sandbox.files(), absolute(&sandbox, &self.path)?);
         let (mut entries, mut names) = (Vec::new(), 0);
-        for entry in files.list(&self.path, self.depth.unwrap_or(1).max(1))? {
+        for entry in files.list(&path, self.depth.unwrap_or(1).max(1))? {
             let entry = entry?;
             let target = entry
                 .target

@@ -11,6 +11,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use micabox_owner::protocol::frame::Pipe;
@@ -111,7 +112,39 @@ impl Commands {
             .spawn()
             .map_err(failed)?;
         let pid = rustix::process::Pid::from_child(&child);
-        let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?;
+        let process = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(process) => process,
+            Err(errno) => {
+                let _ = child.kill().and_then(|()| child.wait());
+                return Err(failed(errno.into()));
+            }
+        };
+        let started = self.attach(number, command, child, report);
+        match started {
+            Ok((stdin, windows)) => {
+                let handle = Handle {
+                    process,
+                    stdin,
+                    windows,
+                };
+                all.insert(number, handle);
+                Ok(())
+            }
+            Err(error) => {
+                let _ = pidfd_send_signal(&process, Signal::KILL);
+                Err(failed(error))
+            }
+        }
+    }
+
+    /// Starts the threads of a command's streams, and that of its end.
+    fn attach(
+        &self,
+        number: u32,
+        command: &Command,
+        mut child: Child,
+        report: File,
+    ) -> io::Result<(Option<Input>, [Arc<Window>; 2])> {
         let size = if command.window == 0 {
             WINDOW
         } else {
@@ -119,6 +152,7 @@ impl Commands {
         };
         let windows = [(); 2].map(|()| Arc::new(Window::new(size)));
         let stdin = child.stdin.take().map(|pipe| self.input(number, pipe));
+        let stdin = stdin.transpose()?;
         let granted = stdin.is_some().then_some(WINDOW);
         self.replies.send(
             number,
@@ -136,21 +170,13 @@ impl Commands {
             .filter_map(|((fd, pipe), window)| {
                 let (replies, window) = (Arc::clone(&self.replies), Arc::clone(window));
                 let from = std::fs::File::from(fd?);
-                Some(std::thread::spawn(move || {
+                Some(in_a_thread(move || {
                     pass_on(from, number, pipe, &window, &replies);
                 }))
             });
-        let ends: Vec<_> = ends.collect();
-        all.insert(
-            number,
-            Handle {
-                process,
-                stdin,
-                windows,
-            },
-        );
+        let ends = ends.collect::<io::Result<Vec<_>>>()?;
         let (running, replies) = (Arc::clone(&self.running), Arc::clone(&self.replies));
-        std::thread::spawn(move || {
+        in_a_thread(move || {
             for end in ends {
                 let _ = end.join();
             }
@@ -159,19 +185,19 @@ impl Commands {
             let failed = reported(&report).filter(|_| code != 0);
             replies.send(number, &Reply::Exited { code, failed });
             running.ended.notify_all();
-        });
-        Ok(())
+        })?;
+        Ok((stdin, windows))
     }
 
-    fn input(&self, number: u32, pipe: ChildStdin) -> Input {
+    fn input(&self, number: u32, pipe: ChildStdin) -> io::Result<Input> {
         let received = Arc::new(Mutex::new(ReceiveWindow::new(WINDOW)));
         let (sender, receiver) = channel();
         let (window, replies) = (Arc::clone(&received), Arc::clone(&self.replies));
-        std::thread::spawn(move || write_stdin(number, pipe, &receiver, &window, &replies));
-        Input {
+        in_a_thread(move || write_stdin(number, pipe, &receiver, &window, &replies))?;
+        Ok(Input {
             received,
             bytes: sender,
-        }
+        })
     }
 
     /// Passes bytes on to a command; none at their end.
@@ -269,6 +295,11 @@ impl Window {
         let mut open = lock(&self.open);
         *open = open.saturating_sub(u32::try_from(bytes).unwrap_or(u32::MAX));
     }
+}
+
+/// Runs `work` in a thread. The client's other commands go on if there can be none.
+fn in_a_thread(work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().spawn(work)
 }
 
 /// Sends the client an output to its end.

@@ -13,8 +13,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
-use micabox_wire::{Exec, PROCESSES, StartFailed, StartFailure, ToHost, encode};
-use rustix::fs::{AtFlags, CWD, StatxFlags, fstat, statx};
+use micabox_wire::{Exec, FLUSH, PROCESSES, StartFailed, StartFailure, ToHost, encode};
+use rustix::fs::{AtFlags, CWD, StatxFlags, fstat, statx, syncfs};
 use rustix::io::Errno;
 use rustix::process::{Gid, Resource, Rlimit, Uid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
@@ -96,6 +96,9 @@ fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, Star
     if is_list(spec) {
         list_processes(order, pid);
     }
+    if is_flush(spec) {
+        flush(order);
+    }
     if connect::is_connection(spec) {
         let stream = connect::begin(spec)?;
         report_started(order);
@@ -176,12 +179,26 @@ fn see_folders(place: &Place) {
 
 /// Returns whether the command is the agent's own, and no program.
 pub fn is_own(spec: &Exec) -> bool {
-    is_list(spec) || files::is_operation(spec) || connect::is_connection(spec)
+    is_list(spec) || is_flush(spec) || files::is_operation(spec) || connect::is_connection(spec)
 }
 
 /// Returns whether the command is the agent's list of processes.
 fn is_list(spec: &Exec) -> bool {
     spec.argv.first().is_some_and(|name| name == PROCESSES)
+}
+
+/// Returns whether the command is the agent's flush of the sandbox's root.
+fn is_flush(spec: &Exec) -> bool {
+    spec.argv.first().is_some_and(|name| name == FLUSH)
+}
+
+/// Has the kernel write what it has cached of the sandbox's root, and exits.
+fn flush(order: &SpawnRequest<'_>) -> ! {
+    report_started(order);
+    match File::open("/").and_then(|root| Ok(syncfs(root)?)) {
+        Ok(()) => exit(0),
+        Err(_) => exit(1),
+    }
 }
 
 /// Writes the list of processes, and exits.

@@ -11,6 +11,7 @@ use micabox_share::{Process, Settings, Transport};
 use serde::{Deserialize, Serialize};
 
 use super::{Change, Upper, copy, disk, folder, read_changes};
+use crate::flush::flush;
 use crate::freeze::{Frozen, Problem, freeze};
 use crate::held::Held;
 use crate::jailed::{self, About, Layer, Notes, Stream, Unread, length};
@@ -292,6 +293,10 @@ impl Directory {
             what: "pausing the machine",
             source,
         };
+        let found = self.find(id)?;
+        if found.record.status.is_live() {
+            flush(&found.path);
+        }
         let deadline = Instant::now() + PATIENCE;
         loop {
             let found = self.find(id)?;

@@ -73,8 +73,14 @@ impl Outbox {
         message
     }
 
-    /// Resumes sending, with the message that a quiesced guest waits for first.
+    /// Resumes sending, with the message that a quiesced guest waits for first. A guest that has not been
+    /// asked to quiesce yet no longer is.
     pub(crate) fn release(&mut self, message: ToGuest) {
+        let is_asking = |message: &ToGuest| matches!(message, ToGuest::Quiesce);
+        if let Some(at) = self.messages.iter().position(is_asking) {
+            self.messages.remove(at);
+            return;
+        }
         self.first = Some(message);
         self.held = false;
     }
@@ -140,9 +146,13 @@ mod tests {
             entropy: [3; 32],
         };
         outbox.release(thaw.clone());
-        assert_eq!(outbox.pop(), Some(thaw));
+        assert_eq!(outbox.pop(), Some(thaw.clone()));
         assert!(matches!(outbox.pop(), Some(ToGuest::Credit { .. })));
         assert_eq!(outbox.pop(), Some(ToGuest::CloseStdin { id: 1 }));
+        // A guest that was not asked is sent neither.
+        outbox.push(ToGuest::Quiesce);
+        outbox.release(thaw);
+        assert_eq!(outbox.pop(), None);
     }
 
     #[test]

@@ -15,6 +15,9 @@ use crate::protocol::frame::Pipe;
 use crate::protocol::{Failure, Kind, Reply, Stream, Up};
 use crate::socket::Listener;
 
+/// Most bytes of stdin that a guest may take at once: so many are kept for it.
+const MAX_STDIN_WINDOW: usize = 1 << 20;
+
 impl Owner {
     /// Handles a message from the guest.
     ///
@@ -54,6 +57,11 @@ impl Owner {
                 pid,
                 stdin_window,
             } => {
+                if stdin_window as usize > MAX_STDIN_WINDOW {
+                    return Err(format!(
+                        "the guest takes {stdin_window} bytes of stdin at once"
+                    ));
+                }
                 let command = self.starting(id)?;
                 command.start = Some(Ok(pid));
                 command.started = Some(now);
@@ -104,6 +112,9 @@ impl Owner {
                     .stdin_window
                     .grant(bytes)
                     .map_err(|error| error.to_string())?;
+                if command.stdin_window.available() > MAX_STDIN_WINDOW {
+                    return Err("the guest grants more stdin than a window has".to_owned());
+                }
                 if let Some((client, number)) = command.typist() {
                     self.send(client, number, &Reply::Credit { bytes });
                 }

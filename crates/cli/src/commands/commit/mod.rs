@@ -16,7 +16,7 @@ use crate::{Outcome, settings};
 /// Make an image of a sandbox's changes, or of those in a mounted tree
 ///
 /// The image has the layers of the sandbox's image and one more, and its configuration. A running
-/// sandbox is paused for a moment, and what it has not flushed may be missing. In a tree that was mounted
+/// sandbox flushes its files, for at most ten seconds, and is paused for a moment. In a tree that was mounted
 /// with `mica mount --rw`, changes wait meanwhile, unless they are in the kernel's overlay.
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use micabox::FileKind;
+use micabox::{FileKind, Handle};
+use rustix::process::Signal;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
@@ -36,7 +37,10 @@ pub struct Context {
     directory: PathBuf,
     /// Whether it is the one for code without a context.
     is_common: bool,
+    /// Locked while code runs.
     interpreter: tokio::sync::Mutex<Option<Interpreter>>,
+    /// The interpreter's process, which is killed to restart it.
+    process: Mutex<Option<Handle>>,
 }
 
 impl Contexts {
@@ -98,6 +102,7 @@ impl Contexts {
             directory,
             is_common,
             interpreter: tokio::sync::Mutex::default(),
+            process: Mutex::default(),
         });
         let mut all = self.lock();
         // A sandbox that ended by itself is noticed here.
@@ -141,13 +146,20 @@ impl Context {
         json!({"id": self.id, "language": self.language, "cwd": self.directory.to_string_lossy()})
     }
 
+    fn process(&self) -> std::sync::MutexGuard<'_, Option<Handle>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn is_lost(&self) -> bool {
         let kept = self.interpreter.try_lock();
         kept.is_ok_and(|kept| kept.as_ref().is_some_and(Interpreter::is_lost))
     }
 
-    /// Ends its interpreter; the next code has a new one.
+    /// Ends its interpreter, and with it the code that it runs; the next code has a new one.
     pub async fn restart(&self) {
+        if let Some(process) = self.process().take() {
+            process.signal(Signal::KILL.as_raw());
+        }
         if let Ok(mut interpreter) = timeout(GRACE, self.interpreter.lock()).await {
             interpreter.take();
         }
@@ -162,6 +174,9 @@ impl Context {
         pieces: &Pieces,
     ) {
         let mut kept = self.interpreter.lock().await;
+        if pieces.is_closed() {
+            return;
+        }
         let run = self
             .attempt(served, code, &variables, pieces, &mut kept)
             .await;
@@ -190,7 +205,11 @@ impl Context {
     ) -> Result<(), Problem> {
         let interpreter = match kept {
             Some(interpreter) => interpreter,
-            None => kept.insert(Interpreter::start(served, Some(&self.directory)).await?),
+            None => {
+                let started = Interpreter::start(served, Some(&self.directory)).await?;
+                *self.process() = Some(started.handle());
+                kept.insert(started)
+            }
         };
         let number = interpreter.ask(code, variables).await?;
         loop {

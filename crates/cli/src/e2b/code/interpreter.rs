@@ -143,6 +143,11 @@ impl Interpreter {
         Problem::new(Kind::Internal, message.trim_end())
     }
 
+    /// Returns its process's handle.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
     /// Returns whether its sandbox is gone.
     pub fn is_lost(&self) -> bool {
         self.handle.wait_timeout(Duration::ZERO).is_err()

@@ -5,6 +5,7 @@ The text of driver.py is the argument: it is run where there is no kernel. For e
 
 import json
 import os
+import queue
 import signal
 import struct
 import sys
@@ -58,7 +59,12 @@ class Kernel:
         asked = self.client.execute(request["code"], allow_stdin=False)
         count = None
         while True:
-            message = self.client.get_iopub_msg(timeout=None)
+            try:
+                message = self.client.get_iopub_msg(timeout=1)
+            except queue.Empty:
+                if self.manager.is_alive():
+                    continue
+                raise RuntimeError("the kernel has ended") from None
             if message["parent_header"].get("msg_id") != asked:
                 continue
             kind, content = message["msg_type"], message["content"]

@@ -79,7 +79,16 @@ impl Processes {
         let all = Arc::clone(self);
         tokio::spawn(async move {
             let end = process.pass_on(running.stdout, running.stderr).await;
-            all.lock().remove(&key);
+            {
+                let mut all = all.lock();
+                // Another command may have its process ID by now.
+                if all
+                    .get(&key)
+                    .is_some_and(|other| Arc::ptr_eq(other, &process))
+                {
+                    all.remove(&key);
+                }
+            }
             process.finish(end).await;
         });
         Ok(rest)

@@ -64,7 +64,7 @@ pub async fn create(server: &Arc<Server>, new: New) -> Answer {
         keep(&all, made)
     })
     .await?;
-    server.give(&served, seconds).await?;
+    server.give_first(&served, seconds).await?;
     Ok(http::json(
         StatusCode::CREATED,
         &view::access(server, &served),

@@ -51,10 +51,14 @@ pub async fn fork(server: &Arc<Server>, id: &str, fork: Fork) -> Answer {
         kept.collect::<Result<Vec<_>, _>>()
     })
     .await?;
-    let mut results = Vec::new();
+    let mut given = Ok(());
     for copy in &copies {
-        server.give(copy, seconds).await?;
-        results.push(json!({"sandbox": view::access(server, copy)}));
+        given = given.and(server.give_first(copy, seconds).await);
     }
+    given?;
+    let copies = copies.iter();
+    let results: Vec<_> = copies
+        .map(|copy| json!({"sandbox": view::access(server, copy)}))
+        .collect();
     Ok(http::json(StatusCode::CREATED, &results))
 }
