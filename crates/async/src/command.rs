@@ -16,7 +16,7 @@ pub(crate) const WINDOW: u32 = 256 << 10;
 
 /// A command that was requested and is not over.
 pub(crate) struct Entry {
-    /// Who waits for its start; none once it has started.
+    /// Resolves the future of its start; none once it has started.
     pub(crate) begun: Option<oneshot::Sender<Result<Begun, Failure>>>,
     pub(crate) end: watch::Sender<Option<Result<Exit, Failure>>>,
     pub(crate) stdin: Option<Arc<Input>>,
@@ -94,7 +94,7 @@ pub(crate) enum After {
     Nothing,
     /// The command is over.
     Remove,
-    /// The command is over for this client, which says so.
+    /// The command is over for this client: [`Parting::frames`] must be sent.
     Part,
 }
 

@@ -256,6 +256,17 @@ fn attacks_on_the_host_fail() {
             "2"
         ]
     );
+    // The capability to trace reaches the sandbox's processes, and not its agent.
+    let trace = "sleep 100 & /tmp/try 101 16 $!; /tmp/try 101 16 1; /tmp/try 434 1 0";
+    let traced = with_program(&["--cap-add", "SYS_PTRACE"], trace).ok();
+    assert_eq!(traced, "0\n1\n0\n");
+    let looked = "cat /proc/1/maps /proc/1/environ; ls /proc/1/fd; readlink /proc/1/exe";
+    let looked = run(
+        &home,
+        &["--cap-add", "SYS_PTRACE"],
+        &["sh", "-c", &format!("{looked} 2>/dev/null")],
+    );
+    assert_eq!(looked.stdout(), "");
     // With every capability, the user namespace still holds.
     for (flags, script) in [
         (&[][..], "echo x > /proc/sys/kernel/core_pattern"),

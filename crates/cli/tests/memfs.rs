@@ -1,6 +1,7 @@
 //! `mica memfs`: what it mounts, runs, and leaves behind.
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
@@ -300,4 +301,66 @@ fn a_file_that_is_no_tree_is_refused_and_nothing_is_mounted() {
         assert!(output.stdout.is_empty(), "{output:?}");
         assert!(!is_mounted(place.path()));
     }
+}
+
+#[test]
+#[ignore = "needs root: mounts a filesystem"]
+fn what_can_not_be_saved_is_said() {
+    let place = tempfile::tempdir().unwrap();
+    let kept = tempfile::tempdir().unwrap();
+    let tar = kept.path().join("kept.tar");
+    let save = ["--size", "1M", "--save", tar.to_str().unwrap()];
+    // The kernel takes what there is no room for, and says so to nothing but fsync(2).
+    let lost = run(
+        &save,
+        place.path(),
+        "head -c 3000000 /dev/zero >large; exit 0",
+    );
+    assert_eq!(lost.status.code(), Some(125), "{lost:?}");
+    let said = String::from_utf8_lossy(&lost.stderr);
+    assert!(said.contains("not all that was written is saved"), "{said}");
+    assert!(tar.exists());
+
+    // Noticed before the command has run, and not after it.
+    let nowhere = kept.path().join("none/kept.tar");
+    let early = run(
+        &["--save", nowhere.to_str().unwrap()],
+        place.path(),
+        "echo reached",
+    );
+    assert_eq!(early.status.code(), Some(125), "{early:?}");
+    assert!(early.stdout.is_empty(), "{early:?}");
+
+    // What is there is replaced where a link leads, with its owner and permissions.
+    let (link, secret) = (kept.path().join("link.tar"), kept.path().join("secret.tar"));
+    fs::write(&secret, "old").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    std::os::unix::fs::symlink("secret.tar", &link).unwrap();
+    let save = ["--save", link.to_str().unwrap()];
+    text(&run(&save, place.path(), "echo new >file"));
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(fs::metadata(&secret).unwrap().mode() & 0o7777, 0o600);
+    let loaded = run(
+        &["--load", secret.to_str().unwrap()],
+        place.path(),
+        "cat file",
+    );
+    assert_eq!(text(&loaded), "new\n");
+    assert_eq!(fs::read_dir(kept.path()).unwrap().count(), 3);
+
+    // Attributes that an archive can't hold are refused when they are set.
+    let script = "touch a; setfattr -n user. -v 1 a; setfattr -n foo.bar -v 1 a; setfattr -n user.x -v 1 a; \
+                  getfattr -d -m - a | grep -c =";
+    let output = run(&save, place.path(), script);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n");
+
+    // A FIFO would wait for a writer.
+    let fifo = kept.path().join("fifo");
+    shell(kept.path(), "mkfifo fifo");
+    let refused = run(&["--load", fifo.to_str().unwrap()], place.path(), "true");
+    assert_eq!(refused.status.code(), Some(125));
+    let mut mica = Command::new(MICA);
+    mica.arg("mount").arg(&fifo).arg(place.path());
+    mica.env("MICABOX_HOME", kept.path().join("home"));
+    assert!(!mica.status().unwrap().success());
 }

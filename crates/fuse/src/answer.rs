@@ -84,7 +84,7 @@ fn fill(memory: &mut [u8], pieces: &[&[u8]]) -> Result<usize, Errno> {
 }
 
 fn send(channel: &Channel, parts: &[IoSlice<'_>]) {
-    // Fails if the request was given up or the filesystem is gone: the next read says which.
+    // Fails if the request was interrupted or the filesystem was unmounted: the next read detects the latter.
     let _ = writev(channel.as_fd(), parts);
 }
 

@@ -40,7 +40,7 @@ pub struct Request<'a> {
     pub uid: u32,
     /// Its group, likewise.
     pub gid: u32,
-    /// The version of what it is told ([`Until::Version`]): what changes from now on outdates it. 0 in a
+    /// The version of the reply's data ([`Until::Version`]): a later change makes the data stale. 0 in a
     /// request that was just read.
     pub version: u64,
     /// What follows the header.
@@ -342,7 +342,7 @@ impl Reply {
     }
 }
 
-/// What FUSE says of a file.
+/// A file's attributes (`fuse_attr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// The inode's number.
@@ -374,12 +374,12 @@ pub struct Attributes {
     pub is_unsettled: bool,
 }
 
-/// How long the kernel may use something that it was told without asking again.
+/// How long the kernel may cache names or attributes of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     /// For so long.
     Time(Duration),
-    /// Until its table has a higher version in the slot of what it was told (`FUSE_VERSIONS` of
+    /// Until its table has a higher version in the slot of the cached data (`FUSE_VERSIONS` of
     /// `kernel/patches`).
     Version(u64),
 }

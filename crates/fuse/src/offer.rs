@@ -1,4 +1,4 @@
-//! What a server offers when a conversation begins (`FUSE_INIT`).
+//! What a server offers at the start of a session (`FUSE_INIT`).
 
 use rustix::io::Errno;
 

@@ -63,7 +63,7 @@ pub fn changes(code: u32) -> bool {
         )
 }
 
-/// Returns whether a request tells that files are forgotten, which has no answer.
+/// Returns whether a request forgets lookups of inodes, which has no reply.
 #[must_use]
 pub fn forgets(code: u32) -> bool {
     matches!(code, FORGET | BATCH_FORGET)

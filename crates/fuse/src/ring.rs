@@ -1,6 +1,6 @@
 //! Requests through memory that is shared with the kernel, a queue a processor (FUSE over io_uring, Linux
 //! 6.14): the process that asks, the kernel and this server then take turns on one processor, and none
-//! has to be woken on another.
+//! is woken on another.
 
 use std::fs::read_to_string;
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! A conversation with the kernel, from the mount to the unmount.
+//! A FUSE session, from the mount to the unmount.
 
 use std::sync::mpsc::{self, Sender};
 use std::thread;

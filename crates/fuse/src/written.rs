@@ -9,7 +9,7 @@ use rustix::io::write;
 
 use crate::channel::Channel;
 
-/// What the kernel is told: the contents of an inode are no longer valid (`FUSE_NOTIFY_INVAL_INODE`). It writes
+/// The notification that an inode's contents are no longer valid (`FUSE_NOTIFY_INVAL_INODE`). The kernel writes
 /// what only it has before it drops the rest.
 const INVALIDATE: u32 = 2;
 

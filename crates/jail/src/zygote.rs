@@ -2,7 +2,7 @@
 //!
 //! To execute the program costs a dynamic linker, relocations and page faults, which is more than all else
 //! that a small process does; a fork of a process that has done that and nothing since costs a tenth. A
-//! program with threads can't fork itself and go on in the child, where locks may be held for ever. The zygote
+//! program with threads can't fork itself and continue in the child, where locks may stay held. The zygote
 //! has one thread, and nothing of what the program did after it was forked: a process of it knows no more
 //! than one that was executed.
 
@@ -67,7 +67,7 @@ pub fn start_zygote(kinds: &[Kind]) -> io::Result<()> {
 }
 
 /// Has the zygote fork a process of this kind, with `stdin` as descriptor 0, which `name` names in lists of
-/// processes. Its other streams are `/dev/null`. None if there is no zygote, or it does not.
+/// processes. Its other streams are `/dev/null`. None if there is no zygote, or if the fork fails.
 pub fn fork(kind: &str, name: &str, stdin: &OwnedFd) -> Option<Forked> {
     let mut zygote = ZYGOTE.lock().unwrap_or_else(PoisonError::into_inner);
     let answer = ask(zygote.as_ref()?, kind, name, stdin);

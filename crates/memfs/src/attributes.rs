@@ -52,18 +52,18 @@ pub enum Time {
     At(Timestamp),
 }
 
-/// What a change of the contents takes away of what lets a program have more rights: each takes what those before it do.
+/// Which privileges of a file a change of its contents clears; each level includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kill {
-    /// It stays.
+    /// Nothing is cleared.
     Nothing,
-    /// A program's capabilities go.
+    /// File capabilities (`security.capability`) are cleared.
     #[default]
     Capabilities,
     /// Set-id bits go as well: the writer lacks `CAP_FSETID`. Of a file that its group does not execute, the
     /// set-group-id bit stays.
     SetId,
-    /// That bit goes too: the writer is not of the file's group (`setattr_should_drop_sgid`).
+    /// That bit is cleared too: the writer is not in the file's group (`setattr_should_drop_sgid`).
     BothSetIds,
 }
 
@@ -84,7 +84,7 @@ pub struct Change {
     pub mtime: Option<Time>,
     /// Time of the last change; otherwise the clock's.
     pub ctime: Option<Timestamp>,
-    /// What goes: set-id bits in any case, all else if the size is set.
+    /// What is cleared: from [`Kill::SetId`] on always, [`Kill::Capabilities`] only if the size is set.
     pub kill: Kill,
 }
 
@@ -140,7 +140,7 @@ impl Filesystem {
         state.ctime = change.ctime.unwrap_or(now);
     }
 
-    /// Takes away what lets a program have more rights.
+    /// Clears set-id bits and file capabilities, at the level of `kill`.
     pub(crate) fn kill(&self, state: &mut State, kill: Kill) {
         if kill >= Kill::SetId {
             state.mode &= !SET_UID;

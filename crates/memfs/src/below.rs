@@ -177,7 +177,7 @@ impl Filesystem {
     /// Keeps an inode, which is about to be changed, and takes room for what it has in memory. Its contents
     /// stay below.
     pub(crate) fn keep(&self, inode: &Inode) -> Result<()> {
-        // Most are no lower's.
+        // Most inodes are not from a lower.
         if !inode.is_from_lower() && inode.number != ROOT {
             return Ok(());
         }
@@ -194,7 +194,7 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Does the same where something is removed, for which there must be room.
+    /// Keeps an inode for a removal, which must not fail: takes room beyond the limits.
     pub(crate) fn keep_anyway(&self, inode: &Inode, state: &mut State) {
         if state.taken == 0 {
             self.room().take_beyond(1, bytes(inode, state));

@@ -47,7 +47,7 @@ impl Filesystem {
         self.write_and_kill(number, offset, data, Kill::Capabilities)
     }
 
-    /// Does the same, and takes away what `kill` says.
+    /// Writes as [`write`](Self::write) does, and clears the privileges that `kill` selects.
     ///
     /// # Errors
     /// Those of [`write`](Self::write).
@@ -68,7 +68,7 @@ impl Filesystem {
         Ok(written)
     }
 
-    /// Writes bytes that a cache has held, all or none. Times stay: whose cache it is sets them.
+    /// Writes bytes from the kernel's cache, all or none. Times stay: the kernel sets them itself.
     ///
     /// # Errors
     /// `ENOSPC`, `EFBIG`, `EISDIR`, `EINVAL`, `ESTALE`.

@@ -18,7 +18,7 @@ pub const ROOT: u64 = 1;
 
 /// A filesystem in memory. All operations may run side by side.
 ///
-/// It checks no permissions: the kernel does, with the attributes that it is told.
+/// It checks no permissions: the kernel does, with the attributes that it gets.
 ///
 /// What returns a [`Stat`](crate::Stat) of a name also *holds* its inode: it stays, with or without
 /// a name, until [`forget`](Self::forget) has given back each hold.

@@ -36,7 +36,7 @@ pub(crate) enum Body {
     File(RwLock<Contents>),
     Directory(RwLock<Directory>),
     Link(Box<[u8]>),
-    /// A device, FIFO or socket, which the kernel is for.
+    /// A device, FIFO or socket, which the kernel implements.
     Special,
 }
 

@@ -24,7 +24,7 @@ pub trait Lower: Debug + Send + Sync {
     /// same. [`Stat::links`] counts its names.
     ///
     /// # Errors
-    /// `EIO`, like those of all others, and what the source says.
+    /// `EIO`, as for all other methods, and the source's own errors.
     fn stat(&self, number: u64) -> Result<Stat>;
 
     /// Returns the names in a directory, without `.` and `..`, always in the same order.

@@ -14,10 +14,18 @@ use crate::room::Room;
 /// A program's capabilities.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
-/// Longest name, value and list of names (`linux/limits.h`).
+/// Longest name, value and list of names (`linux/limits.h`); of a value one byte less, which archives and EROFS
+/// images hold.
 const NAME_MAX: usize = 255;
-const SIZE_MAX: usize = 64 << 10;
+const SIZE_MAX: usize = (64 << 10) - 1;
 const LIST_MAX: usize = 64 << 10;
+
+/// Most bytes of a file's names and values together, which archives and EROFS images hold.
+const ALL_MAX: usize = 128 << 10;
+
+/// The namespaces of Linux; the kernel itself answers for the rest of `system.`.
+const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+const LISTS: [&[u8]; 2] = [ACCESS, DEFAULT];
 
 pub(crate) type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
 
@@ -41,7 +49,7 @@ pub(crate) fn sum(xattrs: &Xattrs) -> u64 {
     xattrs.iter().map(|(name, value)| cost(name, value)).sum()
 }
 
-/// Returns whether an attribute may be what it is.
+/// Returns whether an attribute's name and value are within the kernel's limits.
 pub(crate) fn is_valid(name: &[u8], value: &[u8]) -> bool {
     (1..=NAME_MAX).contains(&name.len()) && !name.contains(&0) && value.len() <= SIZE_MAX
 }
@@ -61,7 +69,8 @@ impl Filesystem {
     /// (`FUSE_SETXATTR_ACL_KILL_SGID`).
     ///
     /// # Errors
-    /// `EEXIST`, `ENODATA`, `ERANGE`, `E2BIG`, `ENOSPC`, `EINVAL` for a value that is not a list, `ESTALE`.
+    /// `EEXIST`, `ENODATA`, `ERANGE`, `E2BIG`, `ENOSPC`, `ESTALE`; `EOPNOTSUPP` for a namespace that Linux does not
+    /// have; `EINVAL` for a namespace alone, and for a value that is not a list.
     pub fn set_xattr(
         &self,
         number: u64,
@@ -73,12 +82,24 @@ impl Filesystem {
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(Errno::RANGE);
         }
+        let in_namespace = |space: &&[u8]| name.starts_with(space);
+        if !LISTS.contains(&name) && !NAMESPACES.iter().any(in_namespace) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if NAMESPACES.contains(&name) {
+            return Err(Errno::INVAL);
+        }
         if value.len() > SIZE_MAX {
             return Err(Errno::TOOBIG);
         }
         let inode = self.inode(number)?;
         self.keep(&inode)?;
         let mut state = inode.state();
+        let others = state.xattrs.iter().filter(|(other, _)| &***other != name);
+        let others = others.map(|(name, value)| name.len() + value.len());
+        if others.sum::<usize>() + name.len() + value.len() > ALL_MAX {
+            return Err(Errno::NOSPC);
+        }
         match (mode, state.xattrs.contains_key(name)) {
             (SetMode::Create, true) => return Err(Errno::EXIST),
             (SetMode::Replace, false) => return Err(Errno::NODATA),

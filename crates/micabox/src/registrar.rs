@@ -111,6 +111,8 @@ impl micabox_owner::Registrar for Registrar {
     }
 
     fn detached(&mut self) -> io::Result<()> {
+        // From now on output goes to the log, which `mica logs -f` follows before there is any.
+        self.log = LogWriter::open(self.registration.path()).ok();
         let updated = self.registration.update(|record| record.creator = None);
         updated.map_err(io::Error::other)
     }

@@ -32,7 +32,7 @@ pub enum Error {
     Helper {
         /// The place.
         path: PathBuf,
-        /// What it said.
+        /// Its stderr.
         message: String,
     },
     /// Only root may mount, and the helper for others is not installed.

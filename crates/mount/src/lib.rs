@@ -9,7 +9,7 @@ mod place;
 mod server;
 
 pub use error::Error;
-pub use kept::{KeepError, check_save, load, save};
+pub use kept::{KeepError, Output, load, save};
 pub use layer::Layer;
 pub use micabox_memfs::{Filesystem, Limits, Lower, Usage};
 pub use place::{Manner, Place, Shown, unmount};

@@ -162,10 +162,14 @@ impl Place {
     }
 
     /// Makes the kernel write what it has cached. It may be unmounted already, which wrote it.
-    pub fn flush(&self) {
+    ///
+    /// # Errors
+    /// [`Errno::NOSPC`] if there was no room for something that was written since this was last called.
+    pub fn flush(&self) -> Result<(), Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        if let Ok(root) = open(&self.path, flags, Mode::empty()) {
-            let _ = syncfs(root);
+        match open(&self.path, flags, Mode::empty()) {
+            Ok(root) => syncfs(root),
+            Err(_) => Ok(()),
         }
     }
 

@@ -162,7 +162,7 @@ impl Client {
         self.descriptors.pop_front()
     }
 
-    /// Shuts down the sending half of the connection. The owner may still send replies.
+    /// Shuts down the sending half of the creator's connection, which still receives. Any other client is disconnected.
     pub fn end(&self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
     }

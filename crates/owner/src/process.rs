@@ -17,7 +17,7 @@ pub struct ProcessId {
     /// When it started: clock ticks since the host's boot, field 22 of `/proc/<pid>/stat`.
     pub start_time: u64,
     /// The host's boot: the first 48 bits of `/proc/sys/kernel/random/boot_id`. 0 in records of older
-    /// versions, and where the kernel does not tell: any boot.
+    /// versions, and if the kernel has no boot ID: any boot.
     #[serde(default)]
     pub boot: u64,
 }
@@ -75,7 +75,7 @@ impl ProcessId {
     }
 }
 
-/// Returns the number of the host's boot, 0 if the kernel does not tell.
+/// Returns the number of the host's boot, 0 if the kernel has no boot ID.
 fn boot() -> u64 {
     static BOOT: OnceLock<u64> = OnceLock::new();
     *BOOT.get_or_init(|| {
@@ -117,7 +117,7 @@ pub struct Resources {
     pub own: u64,
     /// Bytes of resident memory that are of files, which other processes may share.
     pub shared: u64,
-    /// Bytes read from and written to disks; none if the kernel does not say.
+    /// Bytes read from and written to disks; none if the kernel does not count them.
     pub disk: Option<(u64, u64)>,
 }
 

@@ -163,7 +163,7 @@ fn a_guest_that_breaks_the_protocol_loses_its_machine() {
     for (what, misbehave) in bad {
         let mut fixture = Fixture::booted();
         let mut client = fixture.connect();
-        let id = start(&mut client, &mut fixture.guest, framed(), 1 << 30);
+        let id = start(&mut client, &mut fixture.guest, framed(), 1 << 20);
         misbehave(&mut fixture.guest, id);
         loop {
             match reply(&mut client, 1) {
@@ -183,6 +183,24 @@ fn a_guest_that_breaks_the_protocol_loses_its_machine() {
     }
 }
 
+/// The owner would keep as much of a client's stdin as the window has.
+#[test]
+fn a_guest_that_takes_endless_stdin_loses_its_machine() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    client
+        .request(1, &Request::Exec(Box::new(framed())), &[])
+        .unwrap();
+    fixture.guest.start(u32::MAX);
+    match reply(&mut client, 1) {
+        Reply::Failed(failure) => {
+            let reason = failure.lost.unwrap().reason;
+            assert!(matches!(reason, LostReason::Protocol(_)), "{reason:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn a_guest_that_stops_listening_blocks_only_stdin() {
     let mut fixture = Fixture::booted();
@@ -196,7 +214,7 @@ fn a_guest_that_stops_listening_blocks_only_stdin() {
     use std::os::fd::AsFd;
     client.request(1, &request, &[reader.as_fd()]).unwrap();
     drop(reader);
-    let id = fixture.guest.start(u32::MAX);
+    let id = fixture.guest.start(1 << 20);
     assert!(matches!(reply(&mut client, 1), Reply::Started { .. }));
     let writing = std::thread::spawn(move || {
         let chunk = vec![0; 1 << 20];

@@ -1,7 +1,7 @@
 //! Operations on the sandbox's files, which the agent performs itself.
 //!
 //! An operation is a command whose program is [`FILES`] and whose only argument is an encoded
-//! [`FileRequest`]; [`Exec::user`](crate::Exec::user) is whom it runs as. An operation that can't
+//! [`FileRequest`]; it runs as [`Exec::user`](crate::Exec::user). An operation that can't
 //! begin is a command that fails to start ([`StartFailure::File`](crate::StartFailure::File)). Of
 //! one that began, stdin has the bytes to write and stdout the bytes that were read, or
 //! [`FileReply`] messages, framed as on the agent's channel. If it fails after its start, stderr has

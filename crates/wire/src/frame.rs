@@ -19,7 +19,7 @@ pub trait Message: Serialize + DeserializeOwned {
     /// Appends the message to `bytes`, without a header.
     ///
     /// # Errors
-    /// [`Error::Malformed`] if it has no encoding, which no message of ours is.
+    /// [`Error::Malformed`] if the message has no encoding; all messages of this crate have one.
     fn append(&self, bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
         // Serialising into memory fails only for sequences of unknown length, and messages have none.
         postcard::to_extend(self, bytes).map_err(|_| Error::Malformed("not encodable"))

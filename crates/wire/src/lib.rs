@@ -1,6 +1,6 @@
 //! The protocol between a Micabox host and its guest agent.
 //!
-//! The two communicate over any reliable byte stream, today a virtio-serial port. The crate
+//! The two communicate over a virtio-serial port, or a container's socketpair. The crate
 //! contains no sockets and no processes: it defines the messages, their encoding on the stream and
 //! the arithmetic of flow control.
 //!

@@ -19,6 +19,14 @@ class SandboxException(Exception):
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without `__init__`, which takes other arguments than the message in some of them.
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(kind: type[SandboxException], args: tuple[Any, ...]) -> SandboxException:
+    return kind.__new__(kind, *args)
+
 
 class NotFoundException(SandboxException):
     """Nothing has this name."""
@@ -152,7 +160,7 @@ def of_failed(message: dict[str, Any]) -> SandboxException:
         return _of_start(cast("dict[str, Any]", start), text)
     lost = message.get("lost")
     if kind == "lost" and isinstance(lost, dict):
-        console = "\n".join(map(str, cast("dict[str, Any]", lost).get("console") or []))
+        console = str(cast("dict[str, Any]", lost).get("console") or "")
         text = f"{text}\n{console}".rstrip()
     hint = message.get("hint")
     exception = KINDS.get(kind, SandboxException)

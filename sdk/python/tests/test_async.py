@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import inspect
+import time
+import unittest
 from collections.abc import AsyncIterator
 
 import micabox
@@ -194,6 +196,30 @@ class AsyncTest(AsyncSandboxTest):
             await asyncio.sleep(0.01)
         self.fail("a sandbox is left")
 
+    async def test_one_is_reached_by_its_id_on_the_class_too(self) -> None:
+        sandbox_id = self.box.sandbox_id
+        await AsyncSandbox.pause(sandbox_id)
+        self.assertEqual((await AsyncSandbox.get_info(sandbox_id)).state, "paused")
+        self.assertIs(await self.box.connect(timeout=60), self.box)
+        await AsyncSandbox.set_timeout(sandbox_id, 0)
+        self.assertTrue(await AsyncSandbox.kill(sandbox_id))
+        self.assertFalse(await AsyncSandbox.kill(sandbox_id))
+
+    async def test_a_command_that_has_ended_is_neither_killed_nor_written_to(self) -> None:
+        handle = await self.box.commands.run(
+            "head -c 900000 /dev/zero", background=True, stdin=True
+        )
+        while handle.pid in [one.pid for one in await self.box.commands.list()]:
+            await asyncio.sleep(0.01)
+        begun = time.monotonic()
+        while await handle.kill():  # until its end is here
+            self.assertLess(time.monotonic(), begun + 10)
+            await asyncio.sleep(0.01)
+        with self.assertRaises(NotFoundException):
+            await handle.send_stdin("x")
+        self.assertEqual(len((await handle.wait()).stdout), 900_000)
+        self.assertEqual(handle.exit_code, 0)
+
     async def test_the_blocking_client_works_beside_an_event_loop(self) -> None:
         with Sandbox.connect(self.box.sandbox_id) as box:
             box.files.write("/x", BIG)
@@ -216,3 +242,18 @@ class FacesTest(AsyncSandboxTest):
                     expected = list(inspect.signature(method).parameters)
                     found = list(inspect.signature(getattr(other, key)).parameters)
                     self.assertEqual(found, expected, f"{name}.{key}")
+
+
+class LoopsTest(unittest.TestCase):
+    def test_code_runs_in_each_event_loop(self) -> None:
+        async def begin() -> AsyncSandbox:
+            box = await make_async()
+            await box.run_code("x = 1")
+            return box
+
+        box = asyncio.run(begin())
+        for _ in range(2):
+            # An interpreter is of the event loop that it was started in.
+            execution = asyncio.run(box.run_code("x = globals().get('x', 0) + 1; x"))
+            self.assertEqual(execution.text, "1")
+        asyncio.run(box.kill())

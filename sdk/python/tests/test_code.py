@@ -1,9 +1,18 @@
 """Code that runs in a sandbox and keeps its state."""
 
+import json
+import struct
+import subprocess
+import sys
 import threading
+import unittest
+from importlib import resources
+from typing import Any
+from unittest.mock import patch
 
 from micabox import CommandStartException, GuestException, TimeoutException
-from micabox.code import ExecutionError, OutputMessage, Result
+from micabox.code import ExecutionError, OutputMessage, Result, contexts
+from micabox.protocol.replies import ReplyDecoder
 
 from .support import SandboxTest
 
@@ -73,6 +82,32 @@ class CodeTest(SandboxTest):
         execution = self.box.run_code("import os\nos.environ['A']", envs={"A": "b"})
         self.assertEqual(execution.text, "'b'")
 
+    def test_variables_are_those_of_one_call(self) -> None:
+        self.box.run_code("import os; os.environ['KEPT'] = '1'; os.environ['BOTH'] = 'own'")
+        self.box.run_code("os.environ['NEW'] = '1'", envs={"ONCE": "1", "BOTH": "given"})
+        said = self.box.run_code("[os.environ.get(n) for n in ('KEPT', 'NEW', 'ONCE', 'BOTH')]")
+        self.assertEqual(said.text, "['1', '1', None, 'own']")
+
+    def test_code_may_close_and_redirect_its_outputs(self) -> None:
+        closing = "import os; os.close(1); os.close(2)"
+        redirecting = (
+            "import os, sys; print('before'); sys.stdout.flush()\n"
+            "null = os.open('/dev/null', os.O_WRONLY); os.dup2(null, 1); os.dup2(null, 2)\n"
+            "print('unheard'); os.system('echo unheard')\n'done'"
+        )
+        self.assertIsNone(self.box.run_code(closing, context="closing", timeout=20).error)
+        self.assertEqual(self.box.run_code("1 + 1", context="closing", timeout=20).text, "2")
+        done = self.box.run_code(redirecting, context="redirecting", timeout=20)
+        self.assertEqual((done.text, "".join(done.logs.stdout)), ("'done'", "before\n"))
+        with self.assertRaises(GuestException):
+            self.box.run_code("os.closerange(0, 99)", context="redirecting", timeout=20)
+
+    def test_an_interpreter_that_had_to_be_killed_is_made_anew(self) -> None:
+        deaf = "import signal, time; signal.signal(signal.SIGINT, lambda *_: None)\ntime.sleep(60)"
+        with patch.object(contexts, "_GRACE", 0.3), self.assertRaises(TimeoutException):
+            self.box.run_code(deaf, context="deaf", timeout=0.2)
+        self.assertEqual(self.box.run_code("1 + 1", context="deaf").text, "2")
+
     def test_code_that_takes_too_long_is_interrupted_and_state_stays(self) -> None:
         self.box.run_code("kept = 1")
         with self.assertRaises(TimeoutException):
@@ -120,3 +155,27 @@ class CodeTest(SandboxTest):
                 self.box.run_code("1", context="without")
         finally:
             self.box.commands.run("mv /usr/bin/not-python3 /usr/bin/python3")
+
+
+class DriverTest(unittest.TestCase):
+    def test_a_request_that_is_no_code_is_answered(self) -> None:
+        requests: list[dict[str, Any]] = [
+            {"request": 1, "code": 5, "envs": {}},
+            {"request": 2, "code": "1", "envs": {"N": 1}},
+            {"request": 3, "code": "1", "envs": {"a=b": "1"}},
+            {"request": 4, "code": "1", "envs": {"a": "\0"}},
+            {"request": 5, "code": "1", "envs": ["a"]},
+            {"request": 6, "code": "1", "envs": {}},
+        ]
+        bodies = [json.dumps(one).encode() for one in requests]
+        driver = resources.files("micabox.code").joinpath("driver.py").read_text()
+        done = subprocess.run(
+            [sys.executable, "-c", driver],
+            input=b"".join(struct.pack("<I", len(body)) + body for body in bodies),
+            stdout=subprocess.PIPE,
+            timeout=30,
+            check=True,
+        )
+        said = [(one["request"], one["type"]) for one in ReplyDecoder().feed(done.stdout)]
+        expected = [(n, kind) for n in range(1, 6) for kind in ("error", "end")]
+        self.assertEqual(said, [(0, "ready"), *expected, (6, "result"), (6, "end")])

@@ -3,11 +3,13 @@
 import contextlib
 import gc
 import time
+from functools import partial
 
 from micabox import (
     CommandExitException,
     CommandStartException,
     InUseException,
+    InvalidArgumentException,
     NotFoundException,
     Sandbox,
     SandboxException,
@@ -106,6 +108,51 @@ class CommandsTest(SandboxTest):
         self.box.commands.send_stdin(handle.pid, b"more")
         self.box.commands.close_stdin(handle.pid)
         self.assertEqual(handle.wait().stdout, BIG.hex() + "more\nend\n")
+
+    def test_a_command_without_stdin_takes_none(self) -> None:
+        handle = self.box.commands.run("exec sleep 60", background=True)
+        with self.assertRaisesRegex(InvalidArgumentException, "stdin=True"):
+            handle.send_stdin("x" * 1_000_000)
+        with self.assertRaises(InvalidArgumentException):
+            handle.close_stdin()
+        handle.kill()
+        handle = self.box.commands.run("cat", background=True, stdin=True)
+        handle.close_stdin()
+        with self.assertRaisesRegex(InvalidArgumentException, "closed"):
+            handle.send_stdin("lost")
+
+    def test_stdin_is_written_in_pieces(self) -> None:
+        handle = self.box.commands.run("cat", background=True, stdin=True)
+        self.box.commands.stream_input(handle.pid, (text for text in ("one ", "two\n")))
+        with self.assertRaises(InvalidArgumentException):
+            self.box.commands.stream_input(handle.pid, "one")
+        handle.close_stdin()
+        self.assertEqual(handle.wait().stdout, "one two\n")
+
+    def test_a_command_that_has_ended_is_neither_killed_nor_written_to(self) -> None:
+        # With more output than is received at once.
+        handle = self.box.commands.run("head -c 900000 /dev/zero", background=True, stdin=True)
+        wait_until(lambda: handle.pid not in [one.pid for one in self.box.commands.list()])
+        # Once its end is here.
+        wait_until(lambda: not handle.kill())
+        for send in (handle.send_stdin, partial(self.box.commands.send_stdin, handle.pid)):
+            with self.assertRaises(NotFoundException):
+                send("x")
+        self.assertEqual(len(handle.wait().stdout), 900_000)
+
+    def test_a_handle_has_the_exit_code_after_the_last_output(self) -> None:
+        handle = self.box.commands.run("echo a; exit 3", background=True)
+        self.assertEqual([out for out, _, _ in handle], ["a\n"])
+        self.assertEqual(handle.exit_code, 3)
+        handle = self.box.commands.run("echo a; exit 4", background=True)
+        self.assertEqual((list(handle.raw()), handle.exit_code), ([(0, b"a\n")], 4))
+
+    def test_a_second_handle_here_leaves_the_stdin_with_the_first(self) -> None:
+        handle = self.box.commands.run("cat", background=True, stdin=True)
+        second = self.box.commands.connect(handle.pid)
+        self.box.commands.send_stdin(handle.pid, "typed")
+        self.assertEqual(next(iter(second)), ("typed", None, None))
+        handle.kill()
 
     def test_stdin_ends_at_once_when_nothing_reads_it(self) -> None:
         handle = self.box.commands.run("exec <&-; sleep 60", background=True, stdin=True)

@@ -1,9 +1,12 @@
 """A sandbox's files."""
 
+import array
 import errno
 import io
 import os
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from micabox import (
     FileException,
@@ -15,6 +18,7 @@ from micabox import (
     NotEnoughSpaceException,
     NotFoundException,
     PermissionException,
+    SandboxException,
 )
 
 from .support import SandboxTest, wait_until
@@ -99,6 +103,13 @@ class FilesTest(SandboxTest):
         self.assertEqual(self.box.files.read("/new"), "1")
         self.assertFalse(self.box.files.exists("/old"))
 
+    def test_a_rename_makes_the_directories_that_are_missing(self) -> None:
+        self.box.files.write("/old", "1")
+        self.assertEqual(self.box.files.rename("/old", "/far/below/new").path, "/far/below/new")
+        with self.assertRaises(FileNotFoundException):
+            self.box.files.rename("/nonesuch", "/nowhere/new")
+        self.assertFalse(self.box.files.exists("/nowhere"))
+
     def test_what_fails_says_why(self) -> None:
         for attempt in (self.box.files.read, self.box.files.remove, self.box.files.list):
             with self.assertRaises(FileNotFoundException) as missing:
@@ -115,6 +126,48 @@ class FilesTest(SandboxTest):
             self.box.files.write("/dev/full", BIG)
         with self.assertRaises(InvalidArgumentException):
             self.box.files.read("/a\0b")
+
+    def test_data_that_can_not_be_written_leaves_the_file_as_it_is(self) -> None:
+        def fails() -> Iterator[bytes]:
+            raise KeyError("before the first piece")
+            yield b""
+
+        wrong: list[Any] = [5, None, {"a": "b"}, [5], "\udcff", io.StringIO("\udcff"), object()]
+        self.box.files.write("/precious", "kept")
+        for data in wrong:
+            with self.subTest(repr(data)), self.assertRaises(InvalidArgumentException):
+                self.box.files.write("/precious", data)
+        with self.assertRaises(KeyError):
+            self.box.files.write("/precious", fails())
+        self.assertEqual(self.box.files.read("/precious"), "kept")
+
+    def test_data_may_be_memory_of_any_shape(self) -> None:
+        numbers = array.array("I", range(100_000))
+        for view in (memoryview(numbers), memoryview(b"abcd")[::2], bytearray(b"ab")):
+            data: Any = view
+            self.box.files.write("/shape", data)
+            self.assertEqual(self.box.files.read("/shape", "bytes"), bytes(view))
+
+    def test_text_that_is_not_utf_8_is_read(self) -> None:
+        self.box.files.write("/odd", b"a\xffb")
+        self.assertEqual(self.box.files.read("/odd"), "a\ufffdb")
+
+    def test_an_empty_path_is_not_the_working_directory(self) -> None:
+        files = self.box.files
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: files.remove(""),
+            lambda: files.list(""),
+            lambda: files.exists(""),
+            lambda: files.rename("/tmp", ""),
+        )
+        for call in calls:
+            with self.assertRaises(InvalidArgumentException):
+                call()
+
+    def test_times_beyond_those_of_datetime_are_the_last_one(self) -> None:
+        self.box.commands.run("mkdir /old; touch -d @253402300800 /old/file")
+        [entry] = self.box.files.list("/old")
+        self.assertEqual(entry.modified_time.year, 9999)
 
     def test_a_user_does_the_operation(self) -> None:
         self.box.files.write("/tmp/theirs", "", user="strata")
@@ -146,3 +199,12 @@ class FilesTest(SandboxTest):
         ]
         self.assertEqual([event for event in seen if event in expected], expected)
         watch.stop()
+        with self.assertRaisesRegex(SandboxException, "the watch was stopped"):
+            watch.get_new_events()
+
+    def test_only_directories_are_watched(self) -> None:
+        with self.assertRaises(FileException) as raised:
+            self.box.files.watch_dir("/etc/passwd")
+        self.assertEqual(raised.exception.errno, errno.ENOTDIR)
+        with self.assertRaises(FileNotFoundException):
+            self.box.files.watch_dir("/nonesuch")

@@ -180,6 +180,21 @@ assert handle.wait().stdout == "still here"
         for sandbox_id in done.stdout.split():
             self.assertFalse(runs(sandbox_id))
 
+    def test_a_child_is_forked_when_a_connection_was_closed(self) -> None:
+        done = python(
+            MAKE
+            + """
+closed = box.files.read("/dev/zero", "stream")
+closed.close()
+child = os.fork()
+if child == 0:
+    print(box.commands.run("echo from the child").stdout, end="", flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+        )
+        self.assertEqual((done.stdout.splitlines()[1:], done.stderr), (["from the child"], ""))
+
     def test_a_child_that_lives_longer_does_not_keep_sandboxes(self) -> None:
         done = python(
             MAKE

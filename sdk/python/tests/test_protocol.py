@@ -1,10 +1,17 @@
 """The protocol without any input or output."""
 
+import inspect
 import json
+import pickle
 import struct
 import unittest
+from typing import Any
 
+import micabox
 from micabox import (
+    CommandExitException,
+    CommandResult,
+    CommandStartException,
     GuestException,
     InUseException,
     InvalidArgumentException,
@@ -131,12 +138,31 @@ class ErrorsTest(unittest.TestCase):
         kinds = {line.split("`")[1] for line in rows if line.startswith("| `")}
         self.assertEqual(kinds - {"start"}, set(KINDS))
 
+    def test_every_exception_passes_between_processes(self) -> None:
+        special: dict[Any, SandboxException] = {
+            CommandExitException: CommandExitException(CommandResult("why", "out", 3)),
+            CommandStartException: CommandStartException("no", reason="not_found", errno=2),
+        }
+        public = [one for _, one in inspect.getmembers(micabox, inspect.isclass)]
+        kinds: list[Any] = [one for one in public if issubclass(one, SandboxException)]
+        self.assertGreater(len(kinds), 20)
+        for kind in kinds:
+            with self.subTest(kind.__name__):
+                failure = special.get(kind) or kind("the message")
+                failure.hint = "the next step"
+                again = pickle.loads(pickle.dumps(failure))
+                self.assertEqual(again.__class__, kind)
+                self.assertEqual((str(again), vars(again)), (str(failure), vars(failure)))
+
     def test_a_failure_has_its_kind_message_and_hint(self) -> None:
         failure = of_failed({"kind": "in_use", "message": "the port", "hint": "another one"})
         self.assertIsInstance(failure, InUseException)
         self.assertEqual(str(failure), "the port\nhint: another one")
         lost = of_failed({"kind": "silent", "message": "no answer"})
         self.assertIsInstance(lost, GuestException)
+        console = {"reason": "power_off", "console": "a\nb"}
+        ended = of_failed({"kind": "lost", "message": "it ended", "lost": console})
+        self.assertTrue(str(ended).startswith("it ended\na\nb"), ended)
         unknown = of_failed({"kind": "of a later version"})
         self.assertEqual((type(unknown), unknown.kind), (SandboxException, "of a later version"))
         self.assertEqual(

@@ -137,6 +137,23 @@ class OneSandboxTest(SandboxTest):
         Sandbox.connect(self.box.sandbox_id)
         self.box.commands.run("true")
 
+    def test_one_is_reached_by_its_id_on_the_class_too(self) -> None:
+        with make() as other:
+            sandbox_id = other.sandbox_id
+            self.assertEqual(Sandbox.get_info(sandbox_id).sandbox_id, sandbox_id)
+            Sandbox.pause(sandbox_id)
+            self.assertEqual(Sandbox.get_info(other.name).state, "paused")
+            self.assertIs(other.connect(), other)
+            self.assertEqual(other.connect(timeout=60).get_info().state, "running")
+            Sandbox.set_timeout(sandbox_id, 0)
+            self.assertEqual(Sandbox.get_info(other).sandbox_id, sandbox_id)  # pyright: ignore
+            self.assertTrue(Sandbox.kill(sandbox_id))
+            self.assertFalse(Sandbox.kill(sandbox_id))
+            with self.assertRaises(SandboxNotFoundException):
+                Sandbox.pause(sandbox_id)
+            with self.assertRaises(SandboxNotFoundException):
+                other.connect()
+
     def test_a_name_can_be_changed(self) -> None:
         self.box.rename("another-name")
         self.assertEqual((self.box.name, self.box.get_info().name), ("another-name",) * 2)

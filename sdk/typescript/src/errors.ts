@@ -119,14 +119,16 @@ export interface Failed {
   message?: string;
   hint?: string;
   start?: { reason: string; message: string; errno: number };
-  lost?: { console?: string[] };
+  /** `console`: the guest's last lines. */
+  lost?: { console?: string };
 }
 
 /** The error for a message `failed`. */
 export function errorOf(failed: Failed): SandboxError {
   const { kind, hint, start, lost } = failed;
   if (start !== undefined) return new CommandStartError(start.message, start.reason, start.errno);
-  const message = [failed.message ?? kind ?? "the request failed", ...(lost?.console ?? [])].join("\n");
+  const console = lost?.console?.trimEnd() ?? "";
+  const message = `${failed.message ?? kind ?? "the request failed"}${console === "" ? "" : `\n${console}`}`;
   const constructor = (kind === undefined ? undefined : KINDS[kind]) ?? SandboxError;
   return new constructor(message, { ...(kind === undefined ? {} : { kind }), ...(hint === undefined ? {} : { hint }) });
 }

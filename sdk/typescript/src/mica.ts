@@ -1,7 +1,8 @@
 /** Commands of `mica`, for what needs no sandbox. */
 
-import { feed, type Data } from "./data.js";
-import { CancelledError, MicaError, errorOf as errorOfKind, type Failed, type SandboxError } from "./errors.js";
+import { checkSignal, unlessAborted } from "./cancel.js";
+import { feed, pieces, type Data } from "./data.js";
+import { MicaError, errorOf as errorOfKind, type Failed, type SandboxError } from "./errors.js";
 import { server } from "./server.js";
 
 export interface MicaOptions {
@@ -23,9 +24,10 @@ const SIGTERM = 15;
  * @throws SandboxError by its kind, or MicaError, if its exit code isn't 0
  */
 export async function mica(args: string[], options: MicaOptions = {}): Promise<Buffer> {
-  const { connection } = await server();
-  checkSignal(args, options.signal);
-  const call = connection.call({ type: "command", args, stdin: options.stdin !== undefined });
+  const what = `mica ${args[0]}`;
+  const source = options.stdin === undefined ? undefined : pieces(options.stdin);
+  const { connection } = await unlessAborted(what, options.signal, server());
+  const call = connection.call({ type: "command", args, stdin: source !== undefined });
   const abort = (): void => call.send({ type: "signal", signal: SIGTERM });
   let isOver = false;
   try {
@@ -37,7 +39,7 @@ export async function mica(args: string[], options: MicaOptions = {}): Promise<B
       failed = { error };
       abort();
     };
-    if (options.stdin !== undefined) feed(options.stdin, call.stdin).catch(fail);
+    if (source !== undefined) feed(source, call.stdin).catch(fail);
     const stdout: Uint8Array[] = [];
     const stderr = new Lines(options.onLine);
     for await (const { stream, data } of call.outputs()) {
@@ -49,7 +51,7 @@ export async function mica(args: string[], options: MicaOptions = {}): Promise<B
     const { code, failed: why } = await call.answer("exited");
     isOver = true;
     if (failed !== undefined) throw (failed as { error: unknown }).error;
-    checkSignal(args, options.signal);
+    if (code !== 0) checkSignal(what, options.signal);
     if (code !== 0) throw errorOf((why as Failed | undefined) ?? { message: stderr.text.trim() }, Number(code));
     return Buffer.concat(stdout);
   } finally {
@@ -63,11 +65,6 @@ export async function mica(args: string[], options: MicaOptions = {}): Promise<B
 /** Runs a command of mica that prints JSON. */
 export async function micaJson<T>(args: string[]): Promise<T> {
   return JSON.parse((await mica(args)).toString("utf8")) as T;
-}
-
-function checkSignal(args: string[], signal: AbortSignal | undefined): void {
-  if (signal?.aborted !== true) return;
-  throw new CancelledError(`mica ${args[0]} was cancelled`, { kind: "cancelled", cause: signal.reason });
 }
 
 /** The lines of stderr. */

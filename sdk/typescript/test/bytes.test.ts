@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ProtocolError } from "../src/errors.js";
+import { errorOf, ProtocolError } from "../src/errors.js";
 import { entryBelow } from "../src/files/entry.js";
 import { ReplyDecoder } from "../src/files/replies.js";
 import { Decoder, encode, Kind, MAX_DATA, PREAMBLE } from "../src/protocol/frame.js";
@@ -57,9 +57,15 @@ test("replies of a guest that lies are an error", () => {
   assert.equal(entryBelow("/", "a/b", stat, "").path, "/a/b");
 });
 
+test("the error for a sandbox that was lost has its console", () => {
+  const failed = { kind: "lost", message: "the machine ended", lost: { console: "one\ntwo\n" } };
+  assert.equal(errorOf(failed).message, "the machine ended\none\ntwo");
+  assert.equal(errorOf({ ...failed, lost: { console: "" } }).message, "the machine ended");
+});
+
 test("text that is not UTF-8 is kept", () => {
   assert.equal(encodeText("\u{1f980}"), "\u{1f980}");
-  assert.throws(() => encodeText("\ud83e"), /surrogate/);
+  assert.throws(() => encodeText("\ud83e"), { name: "InvalidArgumentError", kind: "invalid" });
   const bytes = Buffer.from([0xff, 0x61]);
   assert.deepEqual(textBytes(encodeText(bytes)), bytes);
   assert.equal(textString(encodeText(bytes)), "\ufffda");

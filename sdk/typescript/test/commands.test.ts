@@ -1,14 +1,16 @@
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { after, before, test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
 
 import { CancelledError, CommandExitError, CommandStartError, DisconnectedError } from "../src/index.js";
-import { InvalidArgumentError, NotFoundError, Sandbox, TimeoutError, type Output } from "../src/index.js";
+import { InvalidArgumentError, NotFoundError, Sandbox, TimeoutError } from "../src/index.js";
+import type { CommandHandle, CommandStartOptions, Output } from "../src/index.js";
 import { hostBox, noise, until } from "./support.js";
 
 let box: Sandbox;
 before(async () => {
-  box = await hostBox({ envs: { FROM_BOX: "yes" } });
+  box = await hostBox({ envs: { FROM_BOX: "yes", constructor: "of the box" } });
 });
 after(() => box.kill());
 
@@ -86,6 +88,7 @@ test("callbacks get the output as it comes, and hold the next one back", async (
     },
   });
   await assert.rejects(fails, mistake);
+  await assert.rejects(box.commands.run("yes", { onStdout: () => Promise.reject() }), (reason) => reason === undefined);
 });
 
 test("stdin is written and ended", async () => {
@@ -108,6 +111,124 @@ test("stdin is written and ended", async () => {
   await assert.rejects(box.commands.run("cat", { stdin: broken() }), /the source is gone/);
   // A command that does not read it all is no failure of the writer's.
   assert.equal((await box.commands.run("head -c 1", { stdin: noise(4 << 20), capture: false })).exitCode, 0);
+});
+
+test("a reader that stops holds output back, and not the end", async () => {
+  const start = (cmd: string, opts: CommandStartOptions = {}): Promise<CommandHandle> => box.commands.run(cmd, { ...opts, background: true });
+  // Neither at the end of a command whose output fits into the window,
+  const short = await start("echo first; sleep 0.05; seq 20000; echo err >&2");
+  await short[Symbol.asyncIterator]().next();
+  const { stdout, stderr } = await short.wait();
+  assert.deepEqual([stdout.length, stderr], [108_900, "err\n"]);
+  assert.equal((await (await start("echo unread", { capture: false })).wait()).exitCode, 0);
+  // nor after a kill, whatever it has to write;
+  const unread = async (handle: CommandHandle): Promise<CommandHandle> => {
+    await handle[Symbol.asyncIterator]().next();
+    handle.readable("stderr");
+    await handle.readable("stdout").getReader().read();
+    return handle;
+  };
+  const killed = await unread(await start("yes"));
+  assert.equal(await killed.kill(), true);
+  await assert.rejects(killed.wait(), { exitCode: 137 });
+  await assert.rejects((await unread(await start("yes", { timeoutMs: 200 }))).wait(), TimeoutError);
+  const canceller = new AbortController();
+  const cancelled = (await unread(await start("yes", { signal: canceller.signal }))).wait();
+  canceller.abort();
+  await assert.rejects(cancelled, CancelledError);
+  // nor after the handle has gone, for another one.
+  const left = await unread(await start("yes | head -c 1000000"));
+  const other = await box.commands.connect(left.pid);
+  await left.disconnect();
+  assert.equal((await other.wait()).exitCode, 0);
+});
+
+test("a callback that never settles does not hold up the end of what is killed", async () => {
+  const stuck = { background: true, onStdout: () => new Promise<void>(() => undefined) } as const;
+  const killed = await box.commands.run("yes", stuck);
+  await until("it has written", () => killed.stdout.length > 100_000);
+  await killed.kill();
+  await assert.rejects(killed.wait(), { exitCode: 137 });
+  await assert.rejects((await box.commands.run("yes", { ...stuck, timeoutMs: 100 })).wait(), TimeoutError);
+  await assert.rejects((await box.commands.run("yes", { ...stuck, signal: AbortSignal.timeout(100) })).wait(), CancelledError);
+  // Of one that has ended, `wait` waits for its callbacks until it is told not to.
+  const ended = await box.commands.run("echo", stuck);
+  await until("it has ended", () => ended.exitCode === 0);
+  const waiting = ended.wait();
+  assert.equal(await Promise.race([waiting, sleep(50, "waits")]), "waits");
+  assert.equal(await ended.kill(), false);
+  assert.equal((await waiting).stdout, "\n");
+});
+
+test("the end of a sandbox is the end of its commands, whoever reads them", async () => {
+  const own = await hostBox();
+  const stuck = await own.commands.run("yes", { background: true, stdin: true, onStdout: () => new Promise<void>(() => undefined) });
+  const unread = await own.commands.run("yes", { background: true, capture: false });
+  await unread[Symbol.asyncIterator]().next();
+  const ends = [stuck, unread].map((handle) => assert.rejects(handle.wait(), DisconnectedError));
+  await own.kill();
+  await Promise.all(ends);
+  assert.equal(await stuck.kill(), false);
+  await assert.rejects(stuck.sendStdin("x"), DisconnectedError);
+});
+
+test("stdin that was not asked for is refused", async () => {
+  for (const stdin of [false, "data"]) {
+    const handle = await box.commands.run("sleep 1000", { background: true, stdin });
+    await assert.rejects(handle.sendStdin("x"), InvalidArgumentError);
+    await assert.rejects(box.commands.sendStdin(handle.pid, "x"), InvalidArgumentError);
+    await assert.rejects(handle.closeStdin(), InvalidArgumentError);
+    await handle.kill();
+  }
+  await assert.rejects(box.commands.run("touch /tmp/started", { stdin: 7 as unknown as string }), InvalidArgumentError);
+  assert.equal(await box.files.exists("/tmp/started"), false);
+});
+
+test("an abort after the end changes nothing", async () => {
+  const canceller = new AbortController();
+  const handle = await box.commands.run("echo done", { background: true, signal: canceller.signal });
+  await until("it has ended", () => handle.exitCode === 0);
+  canceller.abort();
+  assert.equal((await handle.wait()).stdout, "done\n");
+  const other = new AbortController();
+  const left = await box.commands.run("sleep 0.3; echo on", { background: true, signal: other.signal });
+  const again = await box.commands.connect(left.pid);
+  await left.disconnect();
+  other.abort();
+  assert.equal((await again.wait()).stdout, "on\n");
+});
+
+test("both streams are read one after the other, or by several at once", async () => {
+  const handle = await box.commands.run("seq 20000 >&2; seq 20000", { background: true, capture: false });
+  const [stdout, stderr] = [handle.readable("stdout"), handle.readable("stderr")];
+  assert.equal((await new Response(stdout).text()).length, 108_894);
+  assert.equal((await new Response(stderr).text()).length, 108_894);
+  const slow = await box.commands.run("echo a; sleep 0.1; echo b", { background: true, capture: false });
+  const outputs = slow[Symbol.asyncIterator]();
+  const nexts = await Promise.all([outputs.next(), outputs.next(), outputs.next()]);
+  assert.deepEqual(
+    nexts.map(({ value }) => value && Buffer.from(value.data).toString()),
+    ["a\n", "b\n", undefined],
+  );
+});
+
+test("text has all that was written", async () => {
+  const seen: string[] = [];
+  const script = "printf '\\357\\273\\277a\\342'; sleep 0.1; printf '\\202'; sleep 0.1; printf '\\254\\342'";
+  const { stdout } = await box.commands.run(script, { onStdout: (text) => void seen.push(text) });
+  assert.deepEqual([stdout, seen], ["\ufeffa\u20ac\ufffd", ["\ufeffa", "\u20ac", "\ufffd"]]);
+});
+
+test("arguments that Linux has no room for are refused", async () => {
+  for (const timeoutMs of [Number.NaN, 1e300, -1]) await assert.rejects(box.commands.run("true", { timeoutMs }), InvalidArgumentError);
+  assert.equal((await box.commands.run("echo on", { timeoutMs: Infinity })).stdout, "on\n");
+  for (const envs of [{ "": "x" }, { "A=B": "x" }, { A: "a\0b" }]) await assert.rejects(box.commands.run("true", { envs }), InvalidArgumentError);
+  await assert.rejects(box.commands.run("true", { user: "\udc00" }), { name: "InvalidArgumentError", kind: "invalid" });
+  assert.equal((await box.commands.run("echo $constructor")).stdout, "of the box\n");
+  const handle = await box.commands.run("sleep 1000", { background: true });
+  for (const signal of [0, 65, 1.5, Number.NaN]) await assert.rejects(handle.signal(signal), InvalidArgumentError);
+  await assert.rejects(box.commands.connect(Number.NaN), InvalidArgumentError);
+  await handle.kill();
 });
 
 test("streams of a command are web streams", async () => {
@@ -160,7 +281,9 @@ test("processes are listed and killed", async () => {
   const { stdout } = await box.commands.run("setsid sleep 1235 >/dev/null & echo $!");
   const pid = Number(stdout);
   assert.equal(await box.commands.kill(pid), true);
-  await until("it is gone", async () => !(await box.commands.list()).some(({ cmd }) => cmd === "sleep 1235"));
+  assert.equal((await box.commands.list()).some(({ cmd }) => cmd === "sleep 1235"), false);
+  // The first one gets no signals.
+  await assert.rejects(box.commands.kill(1), /process 1 was sent SIGKILL, and is still there/);
 });
 
 test("a handle disconnects, and another one connects", async () => {

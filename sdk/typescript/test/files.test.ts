@@ -1,9 +1,11 @@
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { after, before, test } from "node:test";
+import { runInNewContext } from "node:vm";
 
-import { FileError, FileExistsError, FileNotFoundError, NotFoundError, PermissionError } from "../src/index.js";
-import type { FilesystemEvent, Sandbox } from "../src/index.js";
+import { CancelledError, FileError, FileExistsError, FileNotFoundError, InvalidArgumentError } from "../src/index.js";
+import { NotFoundError, PermissionError, type Data } from "../src/index.js";
+import type { FilesystemEvent, Sandbox, WatchHandle } from "../src/index.js";
 import { hostBox, noise, until } from "./support.js";
 
 let box: Sandbox;
@@ -66,6 +68,55 @@ test("a source that fails is the writer's error", async () => {
   await assert.rejects(box.files.write("/srv/half", source()), /the source is gone/);
 });
 
+test("bytes have a buffer of their own", async () => {
+  await box.files.write("/srv/floats", new Float32Array([1, 2, 3]));
+  const { buffer } = await box.files.read("/srv/floats", { format: "bytes" });
+  assert.deepEqual(new Float32Array(buffer), new Float32Array([1, 2, 3]));
+});
+
+test("data that can't be written leaves the file as it is", async () => {
+  await box.files.write("/srv/kept", "old");
+  const broken = async function* (): AsyncGenerator<Uint8Array> {
+    throw new Error("the source is gone");
+  };
+  const wrong: unknown[] = [undefined, null, 7, [1, 2], { a: 1 }, new String("x"), new Blob(["x"]).stream().pipeThrough(new TextDecoderStream())];
+  for (const data of wrong) await assert.rejects(box.files.write("/srv/kept", data as Data), InvalidArgumentError);
+  await assert.rejects(box.files.write("/srv/kept", broken()), /the source is gone/);
+  await assert.rejects(box.files.write("/srv/kept", "new", { signal: AbortSignal.abort() }), CancelledError);
+  const silent = new ReadableStream<Uint8Array>();
+  await assert.rejects(box.files.write("/srv/kept", silent, { signal: AbortSignal.timeout(50) }), CancelledError);
+  assert.equal(await box.files.read("/srv/kept"), "old");
+  const right: Data[] = [new Uint16Array([0x6261]), new DataView(new ArrayBuffer(2)), new SharedArrayBuffer(2), runInNewContext("new Uint8Array(2)") as Uint8Array];
+  for (const data of right) {
+    await box.files.write("/srv/kept", data);
+    assert.equal((await box.files.getInfo("/srv/kept")).size, 2);
+  }
+});
+
+test("a source is cancelled when nothing is written", async () => {
+  let isCancelled = false;
+  const source = new ReadableStream<Uint8Array>({
+    pull: (controller) => controller.enqueue(new Uint8Array(10)),
+    cancel: () => {
+      isCancelled = true;
+    },
+  });
+  await assert.rejects(box.files.write("/srv", source), FileError);
+  await until("the source is cancelled", () => isCancelled);
+});
+
+test("no path and numbers that are none are refused", async () => {
+  await box.files.write("kept", "1");
+  const { files } = box;
+  const all = [files.remove(""), files.read(""), files.write("", "x"), files.list(""), files.exists(""), files.getInfo(""), files.makeDir("")];
+  const others = [files.rename("", "a"), files.rename("kept", ""), files.watchDir("", () => undefined)];
+  await Promise.all([...all, ...others].map((operation) => assert.rejects(operation, InvalidArgumentError)));
+  assert.equal(await files.exists("kept"), true);
+  for (const offset of [-1, 0.5, Number.NaN, 1e300]) await assert.rejects(files.read("kept", { offset }), InvalidArgumentError);
+  for (const length of [-1, 0.5, Number.NaN]) await assert.rejects(files.read("kept", { length }), InvalidArgumentError);
+  for (const depth of [0, -1, 1.5, Infinity]) await assert.rejects(files.list("/srv", { depth }), InvalidArgumentError);
+});
+
 test("directories are listed", async () => {
   await sh("mkdir -p /srv/list/sub; cd /srv/list; ln -s sub/deep link; echo 12345 >sub/deep; mkfifo pipe; chmod 4711 sub/deep; : >$(printf '\\377')");
   const entries = await box.files.list("/srv/list");
@@ -99,6 +150,12 @@ test("directories are made, files renamed and removed", async () => {
   const moved = await box.files.rename("/srv/made/file", "/srv/made/deep/moved");
   assert.deepEqual([moved.path, moved.size], ["/srv/made/deep/moved", 1]);
   assert.equal(await sh("cd /srv/made; find . -type f"), "./deep/moved\n");
+  assert.equal((await box.files.rename("/srv/made/deep/moved", "/srv/made/new/deep/moved")).size, 1);
+  await assert.rejects(box.files.rename("/srv/none", "/srv/made/other/none"), {
+    name: "FileNotFoundError",
+    message: "cannot rename `/srv/none` to `/srv/made/other/none`: no such file or directory",
+  });
+  assert.equal(await box.files.exists("/srv/made/other"), false);
   await box.files.remove("/srv/made");
   assert.equal(await sh("ls -d /srv/made 2>&1 || true"), "ls: cannot access '/srv/made': No such file or directory\n");
 });
@@ -134,6 +191,32 @@ test("a directory is watched until it is stopped", async () => {
   await sh("touch /srv/watched/late");
   assert.equal(events.length, count);
   await assert.rejects(box.files.watchDir("/srv/none", () => undefined), FileNotFoundError);
+});
+
+test("a watch is stopped by its own callbacks", async () => {
+  await box.files.makeDir("/srv/stopped");
+  let exits = 0;
+  const watch: WatchHandle = await box.files.watchDir("/srv/stopped", () => watch.stop(), {
+    onExit: async () => {
+      await watch.stop();
+      exits += 1;
+      throw new Error("the caller's");
+    },
+  });
+  await sh("touch /srv/stopped/file");
+  await until("it has ended", () => exits === 1);
+  await watch.stop();
+  // From elsewhere, a callback that runs is waited for.
+  let hasRun = false;
+  const slow = await box.files.watchDir("/srv/stopped", async () => {
+    hasRun = false;
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    hasRun = true;
+  });
+  await sh("touch /srv/stopped/other");
+  await until("one event is over", () => hasRun);
+  await slow.stop();
+  assert.equal(hasRun, true);
 });
 
 test("a watch that is recursive sees directories that are new, and ends with its directory", async () => {

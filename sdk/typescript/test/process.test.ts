@@ -109,6 +109,22 @@ test("a store with a long path has sandboxes", async () => {
   }
 });
 
+test("a sandbox is given up while mica says nothing", async () => {
+  const directory = await mkdtemp(join(tmpdir(), "silent-"));
+  try {
+    const silent = join(directory, "mica");
+    await writeFile(silent, "#!/bin/sh\nexec sleep 10\n", { mode: 0o755 });
+    const { stdout } = await script(
+      `await Sandbox.create("x", { ...made, signal: AbortSignal.timeout(100) }).catch((error) => console.log(error.name));
+      process.exit();`,
+      { MICABOX_MICA: silent },
+    );
+    assert.equal(stdout, "CancelledError\n");
+  } finally {
+    await rm(directory, { recursive: true });
+  }
+});
+
 test("a program that is not mica is named", async () => {
   const { stdout } = await script(
     `await images.list().catch((error) => console.log(error.name, error.message));

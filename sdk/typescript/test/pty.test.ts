@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
-import type { Sandbox } from "../src/index.js";
+import { InvalidArgumentError, type Sandbox } from "../src/index.js";
 import { hostBox, until } from "./support.js";
 
 let box: Sandbox;
@@ -28,6 +28,16 @@ test("a terminal has a shell, a size and input", async () => {
   await assert.rejects(terminal.wait(), { name: "CommandExitError", exitCode: 5 });
   await assert.rejects(other.wait(), { exitCode: 5 });
   assert.match(second, /[\r\n]42\r\n/);
+});
+
+test("a size that no terminal has is refused", async () => {
+  const onData = (): void => undefined;
+  for (const rows of [Number.NaN, 24.5, -1, 70_000]) {
+    await assert.rejects(box.pty.create({ rows, cols: 80, onData }), InvalidArgumentError);
+    const terminal = await box.pty.create({ rows: 24, cols: 80, onData, cmd: ["sleep", "1000"] });
+    await assert.rejects(box.pty.resize(terminal.pid, { rows, cols: 80 }), InvalidArgumentError);
+    assert.equal(await terminal.kill(), true);
+  }
 });
 
 test("a program on a terminal is killed", async () => {

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { InvalidArgumentError, NameInUseError, NotFoundError, Sandbox, SandboxNotFoundError } from "../src/index.js";
-import { SandboxError, SandboxNotRunningError, UnsupportedError } from "../src/index.js";
+import { CancelledError, InvalidArgumentError, NameInUseError, NotFoundError, Sandbox, SandboxNotFoundError } from "../src/index.js";
+import { SandboxError, SandboxNotRunningError, TimeoutError, UnsupportedError } from "../src/index.js";
 import { hostBox, IMAGE, listed, micaSays, until } from "./support.js";
 
 test("a sandbox is made, found and killed", async () => {
@@ -20,6 +20,7 @@ test("a sandbox is made, found and killed", async () => {
   assert.deepEqual(ids, [box.sandboxId]);
   const none = Sandbox.list({ query: { metadata: { by: "others" } } });
   assert.deepEqual([none.hasNext, await none.nextItems(), none.hasNext], [true, [], false]);
+  await assert.rejects(none.nextItems(), SandboxError);
   assert.equal(await box.kill(), true);
   assert.equal(await box.kill(), false);
   assert.equal(await box.isRunning(), false);
@@ -44,7 +45,10 @@ test("requests that can't be met fail by kind", async () => {
   await assert.rejects(hostBox({ name: "ts-name" }), NameInUseError);
   await assert.rejects(hostBox({ memory: "lots" }), InvalidArgumentError);
   await assert.rejects(hostBox({ noSuchOption: true }), /unknown option `no-such-option`/);
-  await assert.rejects(hostBox({ timeoutMs: Number.NaN }), InvalidArgumentError);
+  for (const timeoutMs of [Number.NaN, -1, 1e300]) await assert.rejects(hostBox({ timeoutMs }), InvalidArgumentError);
+  for (const envs of [{ A: "a\0b" }, { "": "x" }, { "A=B": "x" }]) await assert.rejects(hostBox({ envs }), InvalidArgumentError);
+  for (const metadata of [{ "a=b": "x" }, { "": "x" }]) await assert.rejects(hostBox({ metadata }), InvalidArgumentError);
+  await assert.rejects(hostBox({ name: "half-\ud800" }), { name: "InvalidArgumentError", kind: "invalid" });
   await assert.rejects(Sandbox.create("none", { pull: "never" }), NotFoundError);
   await assert.rejects(Sandbox.connect("ts-none"), SandboxNotFoundError);
   await assert.rejects(Sandbox.connect(""), SandboxNotFoundError);
@@ -82,12 +86,28 @@ test("a paused sandbox stands still until it is resumed", async () => {
   const again = await Sandbox.connect(box.sandboxId);
   await until("it ticks again", () => handle.stdout.length > length);
   await again.pause();
-  await again.resume();
+  assert.equal(await again.connect(), again);
   assert.equal((await box.commands.run("echo up")).stdout, "up\n");
+});
+
+test("a paused sandbox holds up neither an abort nor a time limit", async () => {
+  await using box = await hostBox();
+  const canceller = new AbortController();
+  const cancelled = box.commands.run(["sleep", "987"], { signal: canceller.signal });
+  const late = box.commands.run(["sleep", "986"], { timeoutMs: 100 });
+  await until("they run", async () => (await box.commands.list()).filter(({ cmd }) => cmd.startsWith("sleep")).length === 2);
+  await box.pause();
+  canceller.abort();
+  await assert.rejects(cancelled, CancelledError);
+  await assert.rejects(late, TimeoutError);
+  await box.resume();
+  await until("they are gone", async () => !(await box.commands.list()).some(({ cmd }) => cmd.startsWith("sleep")));
 });
 
 test("a sandbox ends when its time is over", async () => {
   const box = await hostBox();
+  for (const wrong of [Number.NaN, -1, 1e300]) await assert.rejects(box.setTimeout(wrong), InvalidArgumentError);
+  await box.setTimeout(Infinity);
   await box.setTimeout(60_000);
   await box.setTimeout(300);
   await until("it has ended", async () => !(await box.isRunning()));

@@ -1,4 +1,4 @@
-//! What an operation tells one by one: entries of a directory, changes of files.
+//! Streams of an operation's replies: entries of a directory, changes of files.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -24,7 +24,7 @@ pub type Entries = Replies<DirectoryEntry>;
 /// watched is removed. Dropping it ends the watch.
 pub type Watch = Replies<FileEvent>;
 
-/// What an operation on files tells, one by one. Nothing comes after an error.
+/// The replies of an operation on files, one by one. Nothing comes after an error.
 pub struct Replies<T> {
     /// None after the end.
     output: Option<Output>,

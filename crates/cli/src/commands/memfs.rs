@@ -1,14 +1,13 @@
 //! `mica memfs`
 
 use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use micabox_mount::{
-    Cache, Filesystem, Limits, Manner, Place, Shown, Tree, check_save, load, save,
-};
+use micabox_mount::{Cache, Filesystem, Limits, Manner, Output, Place, Shown, Tree, load, save};
 use rustix::fs::stat;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -88,9 +87,11 @@ fn run(args: &Args) -> Outcome {
     let kept = |action: &str, path: &Path, error: micabox_mount::KeepError| {
         Failure::of(&error).context(&format!("{action} {}", path.display()))
     };
-    if let Some(path) = &args.save {
-        check_save(path).map_err(|error| kept("saving", path, error))?;
-    }
+    let output = args.save.as_deref().map(|path| {
+        let output = Output::create(path).map_err(|error| kept("saving", path, error));
+        output.map(|output| (output, path))
+    });
+    let output = output.transpose()?;
     let files = Arc::new(empty(args)?);
     if let Some(path) = &args.load {
         load(&files, path).map_err(|error| kept("loading", path, error))?;
@@ -117,22 +118,35 @@ fn run(args: &Args) -> Outcome {
             Ok(0)
         }
     };
-    place.flush();
+    let flushed = place.flush();
     place.unmount();
     // The kernel gives back what it has cached, unless a process still uses the filesystem.
     let deadline = Instant::now() + LAST_REQUESTS;
     while args.save.is_some() && !server.is_finished() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(1));
     }
-    let saved = match &args.save {
-        Some(path) => save(&files, path).map_err(|error| kept("saving", path, error)),
-        None => Ok(()),
-    };
-    if server.is_finished() {
+    let is_used = !server.is_finished();
+    let saved = output.map(|(output, path)| {
+        save(&files, output).map_err(|error| kept("saving", path, error))?;
+        if is_used {
+            let what =
+                "a program still uses the filesystem: what it writes from now on is not saved";
+            return Err(Failure::new(what));
+        }
+        flushed.map_err(|errno| {
+            let what = "not all that was written is saved";
+            let hint =
+                "--size and --inodes give more room; with `--cache none`, writes without room fail";
+            Failure::of(&io::Error::from(errno))
+                .context(what)
+                .hint(hint)
+        })
+    });
+    if !is_used {
         server.join().unwrap_or(Ok(())).map_err(failed)?;
     }
     let code = code?;
-    saved.map(|()| code)
+    saved.unwrap_or(Ok(())).map(|()| code)
 }
 
 fn failed(error: micabox_mount::Error) -> Failure {

@@ -162,7 +162,7 @@ impl Messages {
     }
 }
 
-/// How long a stream may take, and how often it has to say something.
+/// A stream's timeout, and its keepalive interval.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     pub timeout: Option<Duration>,

@@ -1,4 +1,4 @@
-//! Whom a request is for, and whether its client may.
+//! Routes requests to the API, a sandbox or a port of it, and authenticates their clients.
 //!
 //! E2B's clients name a sandbox in a header, or a host: `PORT-ID.` and any domain, since a name that
 //! leads here says nothing about who made it. An address of a file that was signed names no sandbox; the signature
@@ -124,7 +124,7 @@ async fn at(server: Arc<Server>, place: Place, request: Request) -> Answer {
         server.awake(&id).await?;
         return Ok(http::empty(StatusCode::NO_CONTENT));
     }
-    // Who may not, does not resume it either.
+    // A request that is not authorised must not resume it.
     let all = server.sandboxes.clone();
     let name = id.clone();
     let found = blocking(move || sandbox::find(&all, &name).map_err(|_| Problem::no_sandbox()));

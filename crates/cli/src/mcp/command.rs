@@ -163,7 +163,7 @@ impl Tool for RunCommand {
     }
 }
 
-/// What is heard of a command while it runs.
+/// Reports the progress of a command while it runs.
 struct Heard {
     started: Instant,
     steps: Option<watch::Sender<Step>>,

@@ -2,7 +2,7 @@
 //!
 //! [`service`] is the protocol's side: it turns requests into calls of tools and reads of resources. A
 //! [`tool`] is a type of arguments that does its work with mica's blocking SDK, in a thread; what it
-//! needs of the protocol is a [`call`]. All else of this program runs without the asynchronous runtime.
+//! needs of the protocol is a [`call`]. Nothing but the protocol's side runs in the asynchronous runtime.
 
 mod allowed;
 mod call;

@@ -7,14 +7,22 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use super::child::last_errno;
 use super::filter;
 use super::program::{describe, failed};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, has_one_user};
+
+/// The capability to trace processes, as a mask.
+const SYS_PTRACE: u64 = 1 << 19;
 
 /// Returns what limits a command on a kernel: on the host's, root has Docker's capabilities unless others
-/// are named.
+/// are named. Where root is the only user, the agent is that user's as well and can't be kept from a command that
+/// may trace: none may.
 pub fn on(kernel: Kernel, confinement: &Confinement) -> Confinement {
-    let default = (kernel == Kernel::Hosts).then_some(DOCKERS_CAPABILITIES);
+    let mut capabilities = confinement.capabilities;
+    if kernel == Kernel::Hosts {
+        let refused = if has_one_user() { SYS_PTRACE } else { 0 };
+        capabilities = Some(capabilities.unwrap_or(DOCKERS_CAPABILITIES) & !refused);
+    }
     Confinement {
-        capabilities: confinement.capabilities.or(default),
+        capabilities,
         ..confinement.clone()
     }
 }

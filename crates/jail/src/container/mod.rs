@@ -54,7 +54,7 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 
-/// What an error about making namespaces says.
+/// The step of an error in making namespaces, with a hint.
 const REFUSED: &str = "making namespaces (are user namespaces allowed here? sysctl \
      user.max_user_namespaces)";
 
@@ -85,7 +85,7 @@ fn step<E: Into<io::Error>>(what: &str) -> impl FnOnce(E) -> Error {
 /// A container to start.
 #[derive(Debug)]
 pub struct Container<'a> {
-    /// The program of its first process, a file that is open for reading.
+    /// The program of its first process, open for reading or as a path (`O_PATH`).
     pub program: &'a OwnedFd,
     /// The program's arguments, its name included.
     pub arguments: &'a [CString],

@@ -107,7 +107,8 @@ pub fn enter_folder(folder: OwnedFd, read_only: bool, as_it_is: bool) -> Result<
         set_capabilities(None, super::no_capabilities()).map_err(step("dropping capabilities"))?;
     }
     // Processes of the same user must not look into this one.
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("becoming opaque"))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(step("clearing the dumpable flag"))?;
     let all: BitFlags<AccessFs> = match (is_directory, read_only) {
         (true, false) => AccessFs::from_all(ABI::V6),
         (true, true) => AccessFs::ReadFile | AccessFs::ReadDir,

@@ -127,7 +127,8 @@ fn close_but(paths: impl FnOnce() -> Result<bool, Error>) -> Result<bool, Error>
     heap::prepare();
     set_capabilities(None, no_capabilities()).map_err(step("dropping all capabilities"))?;
     // Processes of the same identity must not look into this one either.
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("becoming opaque"))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(step("clearing the dumpable flag"))?;
     paths()
 }
 

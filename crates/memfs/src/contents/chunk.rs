@@ -12,7 +12,7 @@ use crate::Result;
 /// 65,530 mappings, and beyond that fails to give one back.
 const MAPPINGS: usize = 30_000;
 
-/// Fewest bytes for whose pages the system is asked at once.
+/// Smallest range that is populated in one call, in bytes.
 const AT_ONCE: usize = 16 * PAGE;
 
 /// Bytes that a page's length is rounded up to.
@@ -87,13 +87,13 @@ impl Memory {
         }
     }
 
-    /// Has the system give the pages of a range that is about to be written at once, and not as each is
+    /// Populates the pages of a range that is about to be written, in one call and not as each is
     /// reached.
     fn populate(&self, from: usize, to: usize) {
         if let Self::Mapped(mapping) = self
             && to - from >= AT_ONCE
         {
-            // Linux before 5.14 does not know it, and without memory each page is asked for again.
+            // Fails before Linux 5.14 and when memory is short; the pages are then faulted in one by one.
             let _ = mapping.advise_range(Advice::PopulateWrite, from, to - from);
         }
     }

@@ -82,7 +82,7 @@ impl Call for Serve {
             }
         };
         let below = Arc::new(below);
-        // Said now, and not by the first program that looks.
+        // Reported now, and not to the first program that reads the tree.
         below
             .root()
             .map_err(|error| Fault::Below(error.to_string()))?;

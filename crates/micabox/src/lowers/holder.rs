@@ -218,7 +218,7 @@ fn with_server(
     })
 }
 
-/// Says outside whether a step was done.
+/// Reports the result of a step to the parent process.
 fn say(outside: &UnixStream, done: &io::Result<()>) -> io::Result<()> {
     let done: Done = done.as_ref().copied().map_err(ToString::to_string);
     send(outside, &done, [])

@@ -6,7 +6,7 @@
 //! sandboxes/lower-<id>/lease.json    keeps the image in the store
 //! ```
 //!
-//! A process of its own ([`holder`]) has the tree mounted where no other one sees it. Who connects gets a
+//! A process of its own ([`holder`]) has the tree mounted where no other one sees it. A client gets a
 //! mount of it, and keeps the connection for as long as the mount is used. With the last connection the
 //! holder ends, and the tree is gone. What is left of a holder that was killed is removed by the first that
 //! looks at sandboxes.

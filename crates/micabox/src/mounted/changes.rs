@@ -1,5 +1,5 @@
 //! What is changed in a mounted tree: a list, or a layer of an image. The tree's server writes both; a
-//! client connects to its socket, says in a byte which one, and reads [`Pieces`]. Where the kernel serves the
+//! client connects to its socket, selects one with a byte, and reads [`Pieces`]. Where the kernel serves the
 //! tree, the client gets the folder with the changes, and reads it as that of a sandbox.
 
 use std::fs::File;

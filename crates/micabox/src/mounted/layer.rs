@@ -1,8 +1,8 @@
 //! The layer with the changes of a tree that the kernel serves, and the process that keeps it.
 //!
 //! The layer is in a filesystem in memory that is mounted nowhere, or in a folder of the user's. The process
-//! has it open, for `diff` and `commit`, and its lock. It ends when the tree is unmounted; the kernel tells
-//! who waits for its table of mounts to change.
+//! has it open, for `diff` and `commit`, and its lock. It ends when the tree is unmounted: it polls the
+//! kernel's table of mounts for changes.
 
 use std::ffi::CStr;
 use std::fs::{self, File};
@@ -138,7 +138,7 @@ fn run() -> io::Result<()> {
     let [_lock, listener, folder] =
         <[OwnedFd; 3]>::try_from(files).map_err(|_| io::ErrorKind::InvalidData)?;
     let (listener, folder) = (UnixListener::from(listener), File::from(folder));
-    // Opened first: it is told of what changes from now on.
+    // Opened before the table is read: poll(2) reports changes from now on.
     let changes = File::open("/proc/self/mountinfo")?;
     send(&connection, &Ok::<(), String>(()), [])?;
     drop(connection);

@@ -9,7 +9,7 @@
 //!
 //! A tree is served by a process of its own ([`server`]) or by the kernel ([`kernel`]); then a process keeps
 //! its changes, if it can be changed ([`layer`]). Whether it is still
-//! mounted, the kernel's table says: a record of what is neither served nor mounted, in this run of the
+//! mounted is read from the kernel's table: a record of what is neither served nor mounted, in this run of the
 //! machine, is removed by the first that sees it.
 
 mod changes;

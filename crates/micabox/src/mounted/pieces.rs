@@ -1,4 +1,4 @@
-//! A stream that says at its end whether it is whole: pieces, each after its length (`u32`, little
+//! A stream that ends with its result: pieces, each after its length (`u32`, little
 //! endian); the length 0; and a [record](crate::jailed::records) with the result.
 
 use std::io::{self, Read, Write};

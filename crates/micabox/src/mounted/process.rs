@@ -30,7 +30,7 @@ pub(super) fn start<'a>(
     }
 }
 
-/// Returns what such a process is given, and where it says that it has begun.
+/// Returns the connection for the report that such a process has begun, its job, and its files.
 pub(super) fn told<J: DeserializeOwned>() -> io::Result<(UnixStream, J, Vec<OwnedFd>)> {
     let told = own_process::begin()?;
     // It keeps no directory busy.

@@ -82,7 +82,7 @@ impl Server {
                 worker,
                 _folder: folder,
             }),
-            // It has ended, and says why.
+            // It has ended; its reply has the reason.
             _ => match worker.wait() {
                 Err(error) => Err(error),
                 Ok(()) => Err(CallError::Refused(Fault::Output(
@@ -126,7 +126,7 @@ fn run() -> io::Result<()> {
     };
     send(&connection, &Ok::<(), String>(()), [])?;
     drop(connection);
-    // After its death the tree is still mounted, and its record says whose it was.
+    // If the worker died, the tree is still mounted, and its record stays until it is unmounted.
     if server.wait().is_ok() {
         let _ = fs::remove_dir_all(&job.directory);
     }

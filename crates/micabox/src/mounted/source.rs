@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use micabox_overlay::lower::LowerKind;
@@ -167,8 +167,12 @@ fn open_file(path: &Path) -> Result<Files, Error> {
         path: path.to_owned(),
         problem,
     };
-    let file =
-        File::open(path).map_err(|error| failed(DiskProblem::Unusable(error.to_string())))?;
+    // A FIFO would wait for a writer.
+    let file = File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)
+        .map_err(|error| failed(DiskProblem::Unusable(error.to_string())))?;
     Ok(Files {
         base: None,
         disk: None,

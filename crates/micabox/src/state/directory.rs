@@ -334,7 +334,7 @@ impl Directory {
     }
 }
 
-/// Returns what an event says of a sandbox that was found dead.
+/// Returns the attribute of a `die` event of a sandbox that was found dead.
 fn died() -> (&'static str, String) {
     (
         "error",

@@ -79,7 +79,7 @@ pub struct Record {
     pub status: Status,
 }
 
-/// Whether a setting says nothing: records of sandboxes without it don't have it.
+/// Returns whether a setting has its default, and so is left out of the record.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

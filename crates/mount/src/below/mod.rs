@@ -24,7 +24,7 @@ pub fn overlaid(tree: Arc<lower::Lower>) -> Arc<dyn Lower> {
     Arc::new(alone::Alone::new(tree, Shown::Overlaid))
 }
 
-/// Returns the same as root of a container may see it, who is no root of the host's: without `trusted`
+/// Returns the same for a container whose root is not the host's: without `trusted`
 /// attributes, which root could not copy. `has_one_owner` makes all files root's.
 #[must_use]
 pub fn below_containers(tree: Arc<lower::Lower>, has_one_owner: bool) -> Arc<dyn Lower> {

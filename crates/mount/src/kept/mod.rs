@@ -6,14 +6,19 @@
 
 mod image;
 mod load;
+mod output;
 mod save;
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use micabox_memfs::{Errno, Filesystem};
 use micabox_tar::{Limits, Members, Writer};
+use rustix::fs::OFlags;
+
+pub use output::Output;
 
 /// Bytes that are read and written at a time.
 const BUFFER: usize = 256 << 10;
@@ -59,50 +64,21 @@ impl KeepError {
     }
 }
 
-/// Writes all of a filesystem to a new file: an EROFS image if its name ends in `.erofs`, otherwise an
-/// archive (tar). The file is complete, or is not there.
+/// Writes all of a filesystem to a file: as an EROFS image if its name ends in `.erofs`, otherwise as an archive
+/// (tar). The file is complete, or as it was.
 ///
 /// # Errors
-/// [`KeepError`]; also that what is there can't be replaced ([`check_save`]).
-pub fn save(files: &Filesystem, path: &Path) -> Result<(), KeepError> {
-    check_save(path)?;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    let part = path.with_file_name(name);
-    let is_image = path
-        .extension()
-        .is_some_and(|extension| extension == "erofs");
-    let written = File::create_new(&part)
-        .map_err(KeepError::from)
-        .and_then(|file| {
-            if is_image {
-                image::write(files, &file)?;
-            } else {
-                let output = BufWriter::with_capacity(BUFFER, &file);
-                let mut archive = save::Archive(Writer::new(output));
-                save::walk(files, &mut archive)?;
-                archive.0.finish()?.flush()?;
-            }
-            file.sync_all()?;
-            std::fs::rename(&part, path)?;
-            Ok(())
-        });
-    if written.is_err() {
-        let _ = std::fs::remove_file(&part);
+/// [`KeepError`].
+pub fn save(files: &Filesystem, output: Output) -> Result<(), KeepError> {
+    if output.is_image() {
+        image::write(files, output.file())?;
+    } else {
+        let buffered = BufWriter::with_capacity(BUFFER, output.file());
+        let mut archive = save::Archive(Writer::new(buffered));
+        save::walk(files, &mut archive)?;
+        archive.0.finish()?.flush()?;
     }
-    written
-}
-
-/// Checks that a file may get this path: that nothing else than a regular file has it.
-///
-/// # Errors
-/// [`KeepError::Output`].
-pub fn check_save(path: &Path) -> Result<(), KeepError> {
-    if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-        let what = "it is there, and no regular file";
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, what).into());
-    }
-    Ok(())
+    Ok(output.publish()?)
 }
 
 /// Adds what is in an archive (tar) or an EROFS image to a filesystem.
@@ -110,7 +86,7 @@ pub fn check_save(path: &Path) -> Result<(), KeepError> {
 /// # Errors
 /// [`KeepError`]; a part may be there then.
 pub fn load(files: &Filesystem, path: &Path) -> Result<(), KeepError> {
-    let mut file = File::open(path)?;
+    let mut file = open(path)?;
     let mut loader = load::Loader::new(files);
     if is_image(&mut file)? {
         image::read(file, &mut loader)?;
@@ -121,6 +97,21 @@ pub fn load(files: &Filesystem, path: &Path) -> Result<(), KeepError> {
         }
     }
     loader.finish()
+}
+
+/// Opens a file that can be read from any place.
+fn open(path: &Path) -> io::Result<File> {
+    // A FIFO would wait for a writer.
+    let file = File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(file);
+    }
+    let what = "neither a regular file nor a block device";
+    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
 /// Returns whether a file begins as an EROFS image does.

@@ -93,7 +93,7 @@ pub(super) fn may_allow_others() -> bool {
     text.lines().any(|line| line.trim() == "user_allow_other")
 }
 
-/// Unmounts; with `is_forced`, also what is in use. It says only in words why not: in use, as a rule.
+/// Unmounts; with `is_forced`, also what is in use. The helper's errors are text only: all become `EBUSY`.
 pub(super) fn unmount(path: &Path, is_forced: bool) -> Result<(), Errno> {
     let mut command = Command::new(PROGRAM);
     command.args(["-u", "-q"]);

@@ -59,7 +59,7 @@ impl Tree<'_> {
             ctime: given(CTIME).then_some(ctime),
             // To set nothing is what is left of the kernel's removal of set-id bits before a user
             // without the right to them changes contents (`file_remove_privs`, `fuse_setattr`). The kernel
-            // has looked at groups for it, which requests don't tell.
+            // has checked groups for it, which requests do not carry.
             kill: if valid & !FILE == 0 {
                 Kill::BothSetIds
             } else if given(KILL_SET_ID) {

@@ -25,7 +25,7 @@ impl Tree<'_> {
                 _ if !is_plus => {}
                 Some(hold) => match hold() {
                     Ok(stat) => self.add_entry(&mut reply, &stat),
-                    // A file of the lower that can't be read: looking it up says why.
+                    // A file of the lower that can't be read: its lookup returns the error.
                     Err(_) => reply.bytes(&[0; ENTRY_ATTRIBUTES]),
                 },
                 // The directory itself and the one above, which nothing looks up.

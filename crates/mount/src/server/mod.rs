@@ -249,13 +249,13 @@ impl Tree<'_> {
             opcode::READDIR => self.list(request, false),
             opcode::READDIRPLUS => self.list(request, true),
             // Opening a directory, flushing and syncing have nothing to do, and no request takes so
-            // long that it could be interrupted: once told, the kernel does not ask again. All else is
+            // long that it could be interrupted: after `ENOSYS`, the kernel sends no more of these. All else is
             // not a filesystem's.
             _ => Err(Errno::NOSYS),
         }
     }
 
-    /// Opens a file. There is nothing to open; where the kernel may do without, it is told so.
+    /// Opens a file. There is nothing to open; with [`Cache::Always`], `ENOSYS` ends such requests.
     fn open(&self) -> Result<Reply, Errno> {
         if self.cache == Cache::Always {
             return Err(Errno::NOSYS);

@@ -1,4 +1,4 @@
-//! The request for what only statx(2) tells: when a file was made.
+//! The request of statx(2), the only one that returns a file's time of birth.
 
 use micabox_fuse::message::{Reply, Request};
 use micabox_memfs::{Errno, Timestamp};

@@ -158,7 +158,7 @@ pub struct Exec {
     /// The command gets SIGPIPE when nothing reads an output's descriptor any more. Without this,
     /// the output is dropped.
     pub sigpipe: bool,
-    /// What clients that come later are told of the command ([`Request::Commands`]); at most
+    /// The client's description of the command, for later clients ([`Request::Commands`]); at most
     /// [`MAX_NOTE`](super::MAX_NOTE) bytes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub note: String,
@@ -182,7 +182,7 @@ pub struct Attach {
 }
 
 /// What limits a command otherwise than the sandbox's commands. What is missing is as the sandbox has it, so
-/// a client that says nothing runs nothing with more rights than the sandbox was made with.
+/// a command has no more rights than the sandbox was made with unless its client asks for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ConfinementChange {
@@ -333,7 +333,7 @@ pub enum Reply {
     Paused,
     /// The sandbox runs again.
     Unpaused,
-    /// The sandbox's processor time is limited.
+    /// The limit is in force.
     Limited,
     /// What the sandbox uses.
     Stats(Stats),

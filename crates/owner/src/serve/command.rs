@@ -43,7 +43,7 @@ pub(super) struct Command {
     pub(super) input_of: Option<(ClientId, u32)>,
     /// Its stdin ends where that client's descriptor does.
     pub(super) input_ends: bool,
-    /// What its client said of it to others.
+    /// The client's description of it, for other clients.
     pub(super) note: String,
     /// Its time is over, and it has got its stop signal but no SIGKILL.
     pub(super) timed_out: bool,

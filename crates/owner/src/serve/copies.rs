@@ -25,7 +25,7 @@ pub(super) struct Copy {
 /// Where a copy goes.
 #[derive(Debug)]
 pub(super) enum Target {
-    /// Nowhere: the client is only told of the command's end.
+    /// Nowhere: the client only gets the message of the command's end.
     Nothing,
     Descriptor(Descriptor),
     /// To the client's connection, as far as the client has granted.

@@ -5,7 +5,9 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create, sendfile};
+use rustix::fs::{
+    MemfdFlags, Mode, OFlags, SealFlags, fchmod, fcntl_add_seals, memfd_create, open, sendfile,
+};
 
 /// The agent's name in the archive.
 const NAME: &[u8] = b"init";
@@ -23,7 +25,9 @@ const NAME_SIZE: usize = 11;
 const LONGEST_NAME: u64 = 4096;
 const MOST_FILES: usize = 1000;
 
-/// Returns a copy of the agent in memory that nothing can change, not even the agent itself.
+/// Returns a copy of the agent in memory that nothing can change, not even the agent itself. It can be executed and
+/// not read, and its owner is no user of the container, unless that has one user only: so the capability to trace
+/// processes of the container does not reach the agent (`would_dump` of the kernel's fs/exec.c).
 pub(super) fn copy_out(initrd: &File) -> io::Result<OwnedFd> {
     let (offset, length) = find(initrd)?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -40,9 +44,10 @@ pub(super) fn copy_out(initrd: &File) -> io::Result<OwnedFd> {
     copy.seek(SeekFrom::Start(0))?;
     let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     fcntl_add_seals(&copy, all)?;
+    fchmod(&copy, Mode::XUSR | Mode::XGRP | Mode::XOTH)?;
     // A file that is open for writing can't be executed.
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&copy));
-    Ok(File::open(path)?.into())
+    Ok(open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// Returns the offset and length of the agent in the archive.

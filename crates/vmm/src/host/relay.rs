@@ -117,7 +117,7 @@ fn from_link(link: impl AsFd, frame: &mut [u8]) -> Result<Waiting, Errno> {
     }
 }
 
-/// Returns whether a frame is gone to the link; false if it has to wait.
+/// Returns whether a frame was sent to the link; false if it must be sent again later.
 fn sent(result: Result<usize, Errno>) -> Result<bool, Errno> {
     match result {
         Ok(_) | Err(Errno::MSGSIZE) => Ok(true),

@@ -93,7 +93,7 @@ struct Running {
     started: Started,
     /// This process's end of the network's link.
     link: Option<OwnedFd>,
-    /// The connections to those who hold its trees, if trees end with them.
+    /// The connections to the holders of its trees, if the trees end with them.
     holders: Vec<OwnedFd>,
     _held: Vec<OwnedFd>,
     _users: Option<Users>,
@@ -189,7 +189,7 @@ fn confine() -> Result<(), String> {
     set_capabilities(None, none).map_err(|error| format!("dropping capabilities: {error}"))?;
     // Containers of the same users must not look into it.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .map_err(|error| format!("becoming opaque: {error}"))?;
+        .map_err(|error| format!("clearing the dumpable flag: {error}"))?;
     forbid_paths().map_err(|error| error.to_string())?;
     let filter = Filter::allowing(CALLS.into_iter().chain(ENDING));
     let descriptors = [libc::F_DUPFD_CLOEXEC.cast_unsigned()];

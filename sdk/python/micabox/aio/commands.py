@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from typing import Literal, overload
 
+from micabox import arguments
 from micabox.aio.background import spawn
 from micabox.aio.handle import AsyncCommandHandle
 from micabox.core.capture import DEFAULT_LIMIT, Collector
@@ -107,14 +108,16 @@ class AsyncCommands:
         `input` is written to its stdin. After `timeout` seconds, or when the task is cancelled, it is killed
         with the processes that it has left in the background. Another exit code than 0 raises nothing.
         """
+        seconds = arguments.limit(timeout)
+        given = None if input is None else arguments.binary(input, "input")
         command = await self._core.start(
             cmd, envs=envs, user=user, cwd=cwd, stdin=input is not None
         )
         collector = Collector(command, limit)
         collecting = spawn(collector.collect())
-        feeding = None if input is None else spawn(command.feed(input))
+        feeding = None if given is None else spawn(command.feed(given))
         try:
-            await asyncio.wait([collecting], timeout=timeout or None)
+            await asyncio.wait([collecting], timeout=seconds)
             if collecting.done():
                 await collecting
         finally:
@@ -136,6 +139,12 @@ class AsyncCommands:
     async def send_stdin(self, pid: int, data: str | bytes) -> None:
         """Writes to the stdin of a command that was started here and has a handle."""
         await self._core.started(pid).send_stdin(data)
+
+    async def stream_input(
+        self, pid: int, data: AsyncIterable[str | bytes] | Iterable[str | bytes]
+    ) -> None:
+        """Writes pieces to the stdin of a command, as they come."""
+        await self._core.started(pid).stream_input(data)
 
     async def close_stdin(self, pid: int) -> None:
         """Ends the stdin of a command that was started here and has a handle."""

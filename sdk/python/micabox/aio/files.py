@@ -69,11 +69,11 @@ class AsyncFilesystem:
         format: Literal["text", "bytes", "stream"] = "text",
         user: str | None = None,
     ) -> str | bytes | AsyncFileStreamReader:
-        """Reads a file: as text in UTF-8, as bytes, or piece by piece."""
+        """Reads a file: as text in UTF-8 (U+FFFD for what is not), as bytes, or piece by piece."""
         if format == "stream":
             return AsyncFileStreamReader(await self._core.open(path, user))
         data = await self._core.read(path, user)
-        return data if format == "bytes" else data.decode()
+        return data if format == "bytes" else data.decode(errors="replace")
 
     async def write(self, path: str, data: AsyncWriteData, user: str | None = None) -> WriteInfo:
         """Writes a file, and makes the directories that are missing."""

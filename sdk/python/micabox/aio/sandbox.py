@@ -12,7 +12,9 @@ from micabox.aio.pty import AsyncPty
 from micabox.code.contexts import Contexts
 from micabox.code.model import Execution, ExecutionError, OutputMessage, Result
 from micabox.core import sandbox as core
+from micabox.core.by_id import ByIdToo, by_id_or_false
 from micabox.core.sandbox import sandboxes
+from micabox.errors import SandboxNotFoundException
 from micabox.io.tasks import TaskIo
 from micabox.model.options import Options, of_arguments
 from micabox.model.progress import OnProgress
@@ -56,9 +58,23 @@ class AsyncSandbox:
         return cls(await made)
 
     @classmethod
-    async def connect(cls, sandbox_id: str, timeout: float | None = None) -> Self:
-        """The running sandbox with this name or ID, whatever made it; a paused one continues."""
-        return cls(await core.Sandbox.connect(TaskIo(), sandbox_id, timeout))
+    async def _on(cls, sandbox_id: str, call: Callable[[Self], Any], absent: Any) -> Any:
+        try:
+            found = await core.Sandbox.find(TaskIo(), sandbox_id)
+        except SandboxNotFoundException:
+            if absent is None:
+                raise
+            return absent
+        return await call(cls(found))
+
+    @ByIdToo
+    async def connect(self, timeout: float | None = None) -> Self:
+        """Lets it continue if it is paused, and ends it in `timeout` seconds, if given.
+
+        On the class, with its name or ID: the running sandbox, whatever made it.
+        """
+        await self._core.connect(timeout)
+        return self
 
     @staticmethod
     async def list(
@@ -90,6 +106,7 @@ class AsyncSandbox:
         if self._core.is_ours:
             await self.kill()
 
+    @by_id_or_false
     async def kill(self) -> bool:
         """Ends it at once, like a power cut; False if it does not run."""
         self._contexts.close()
@@ -104,10 +121,12 @@ class AsyncSandbox:
         """Whether it runs, or is paused."""
         return await self._core.is_running()
 
+    @ByIdToo
     async def set_timeout(self, timeout: float) -> None:
         """Ends it in so many seconds from now; 0 for never."""
         await self._core.set_timeout(timeout)
 
+    @ByIdToo
     async def pause(self) -> None:
         """Stops its processors until `resume`."""
         await self._core.pause()
@@ -120,6 +139,7 @@ class AsyncSandbox:
         """Gives it another name."""
         await self._core.rename(name)
 
+    @ByIdToo
     async def get_info(self) -> SandboxInfo:
         """What is known of it."""
         return await self._core.get_info()

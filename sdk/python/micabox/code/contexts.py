@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from importlib import resources
 from typing import Any
 
+from micabox import arguments
 from micabox.code.model import Execution, ExecutionError, OutputMessage, Result
 from micabox.core.callback import tell
 from micabox.core.commands import Commands
@@ -23,6 +24,12 @@ _MAX_REPLY = 256 << 20
 # How long an interrupted interpreter may take until it is killed.
 _GRACE = 5.0
 _FORMATS = ("text", "html", "markdown", "svg", "latex", "png", "jpeg")
+
+
+def _source(code: Any) -> str:
+    if not isinstance(code, str):
+        raise arguments.invalid(f"code is a string, and not of type {type(code).__name__}")
+    return code
 
 
 class Interpreter:
@@ -41,9 +48,13 @@ class Interpreter:
         driver = resources.files(__package__ or "").joinpath("driver.py").read_text()
         command = await commands.start(["python3", "-c", driver], stdin=True)
         interpreter = cls(command.process)
-        reply = await interpreter._reply(None)
-        if reply is None or reply.get("type") != "ready":
-            raise GuestException("the sandbox's python3 did not begin", kind="guest")
+        try:
+            reply = await interpreter._reply(None)
+            if reply is None or reply.get("type") != "ready":
+                raise GuestException("the sandbox's python3 did not begin", kind="guest")
+        except BaseException:
+            command.close()
+            raise
         return interpreter
 
     async def _reply(self, deadline: float | None) -> dict[str, Any] | None:
@@ -67,18 +78,22 @@ class Interpreter:
     async def run(
         self,
         code: str,
-        envs: Mapping[str, str],
+        envs: dict[str, str],
         timeout: float | None,
         heard: Callable[[Execution, dict[str, Any]], Any],
     ) -> Execution:
         """Runs code; `heard` is told each reply."""
         self._requests += 1
-        request = {"request": self._requests, "code": code, "envs": dict(envs)}
+        request = {"request": self._requests, "code": code, "envs": envs}
         body = json.dumps(request).encode()
         execution = Execution()
         deadline = time.monotonic() + timeout if timeout else None
         try:
             await self.process.write(struct.pack("<I", len(body)) + body)
+        except BaseException:
+            self.process.close()  # a part of a request may be with it
+            raise
+        try:
             while reply := await self._reply(deadline):
                 if reply.get("request") != self._requests:
                     continue  # of one that was interrupted
@@ -110,6 +125,7 @@ class Contexts:
         self._io = io
         self._locks: dict[str, AbstractAsyncContextManager[Any]] = {}
         self._interpreters: dict[str, Interpreter] = {}
+        self._place: object = None
 
     async def run(
         self,
@@ -123,6 +139,10 @@ class Contexts:
         on_error: Callable[[ExecutionError], Any] | None,
     ) -> Execution:
         """Runs code in a context, one piece at a time."""
+        code = _source(code)
+        context = arguments.text(context, "a context")
+        variables = arguments.variables(envs, "envs")
+        limit = arguments.limit(timeout)
 
         async def heard(execution: Execution, reply: dict[str, Any]) -> None:
             match reply.get("type"):
@@ -143,12 +163,21 @@ class Contexts:
                 case _:
                     pass
 
+        self._settle()
         async with self._locks.setdefault(context, self._io.lock()):
             interpreter = self._interpreters.get(context)
             if interpreter is None or interpreter.process.is_over:
                 interpreter = await Interpreter.start(self._commands)
                 self._interpreters[context] = interpreter
-            return await interpreter.run(code, envs or {}, timeout, heard)
+            return await interpreter.run(code, variables, limit, heard)
+
+    def _settle(self) -> None:
+        """Leaves what was made in an event loop that is not the running one: it does not work here."""
+        place = self._io.place()
+        if place is not self._place:
+            self.close()
+            self._locks.clear()
+            self._place = place
 
     def close(self) -> None:
         """Ends all interpreters."""

@@ -54,15 +54,23 @@ class Outputs:
         self.mark = b"\0" + secrets.token_hex(16).encode() + b"\0"
         self.flushed = threading.Semaphore(0)
         self.pipes = {}
+        # Marks go through these: code may have closed or redirected 1 and 2. No program inherits them.
+        self.writers = []
         for fd, name in ((1, "stdout"), (2, "stderr")):
             reader, writer = os.pipe()
             os.dup2(writer, fd)
-            os.close(writer)
+            self.writers.append(writer)
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
             self.pipes[reader] = [name, decoder, b""]
         threading.Thread(target=self.pass_on, daemon=True).start()
 
     def pass_on(self):
+        try:
+            self.pass_all()
+        finally:
+            os._exit(1)  # or `flush` would wait for ever
+
+    def pass_all(self):
         while True:
             for reader in select.select(list(self.pipes), [], [])[0]:
                 pipe = self.pipes[reader]
@@ -89,11 +97,8 @@ class Outputs:
                 stream.flush()
             except Exception:
                 pass  # the code has closed it
-        for fd in (1, 2):
-            try:
-                os.write(fd, self.mark)
-            except OSError:
-                continue
+        for writer in self.writers:
+            os.write(writer, self.mark)
             self.flushed.acquire()
 
 
@@ -123,14 +128,18 @@ class Interpreter:
             asyncio.set_event_loop(self.loop)
         return self.loop.run_until_complete(value)
 
-    def run(self, source):
+    def run(self, source, variables):
         self.count += 1
         name = "<cell %d>" % self.count
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-        if sys.stdin.closed:  # `exit` does that
-            sys.stdin = open(os.devnull)
         flags = getattr(ast, "PyCF_ALLOW_TOP_LEVEL_AWAIT", 0)
+        before = {}
         try:
+            linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+            if sys.stdin.closed:  # `exit` does that
+                sys.stdin = open(os.devnull)
+            for key, value in variables.items():
+                before[key] = os.environ.get(key)
+                os.environ[key] = value
             try:
                 self.is_running = True
                 shown = self.shown(source, name, flags)
@@ -142,6 +151,8 @@ class Interpreter:
         else:
             if shown:
                 self.replies.send("result", **shown)
+        for key, value in before.items():
+            restore(key, value)
 
     def shown(self, source, name, flags):
         """Runs code; returns its last expression's value in its formats."""
@@ -156,6 +167,16 @@ class Interpreter:
             return None
         self.module.__dict__["_"] = value
         return formats(value)
+
+
+def restore(key, value):
+    try:
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
+    except Exception:
+        pass  # one that no environment can have, or the code has put something else there
 
 
 def formats(value):
@@ -203,8 +224,7 @@ def main():
             return
         request = json.loads(requests.read(struct.unpack("<I", head)[0]))
         replies.request = request["request"]
-        os.environ.update(request["envs"])
-        interpreter.run(request["code"])
+        interpreter.run(request["code"], request["envs"])
         if os.getpid() != pid:
             os._exit(0)  # a child that the code has forked, and that came to its end
         outputs.flush()

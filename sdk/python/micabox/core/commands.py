@@ -6,6 +6,7 @@ import builtins
 import weakref
 from collections.abc import Mapping, Sequence
 
+from micabox import arguments
 from micabox.core.exec import Defaults
 from micabox.core.handle import Command
 from micabox.core.owner import Owner
@@ -54,19 +55,21 @@ class Commands:
         """The command with this PID, whatever has started it, with its output from now on."""
         request = {
             "type": "attach",
-            "pid": int(pid),
+            "pid": arguments.pid(pid),
             "stdin": "frames",
             "stdout": "frames",
             "stderr": "frames",
         }
         process = await Process.start(self._owner.io, await self._owner.connect(), request)
         command = Command(process, None, process.is_terminal)
-        self._started[command.pid] = command
+        first = self._started.get(command.pid)
+        if first is None or first.is_left or first.process.is_over or not first.process.has_stdin:
+            self._started[command.pid] = command
         return command
 
     def started(self, pid: int) -> Command:
         """The command with this PID, which has a handle here."""
-        command = self._started.get(pid)
+        command = self._started.get(arguments.pid(pid))
         if command is None or command.is_left:
             raise NotFoundException(
                 f"no command with PID {pid} has a handle here", kind="not_found"
@@ -97,13 +100,13 @@ class Commands:
 
     async def kill(self, pid: int) -> bool:
         """Kills a process, and what it has started if it is a command; False if there is none."""
-        command = self._started.get(pid)
+        command = self._started.get(arguments.pid(pid))
         if command is not None and not command.is_left:
             return await command.kill()
         try:
             other = await self.connect(pid)
         except NotFoundException:
-            return await self._kill(int(pid))
+            return await self._kill(pid)
         # One of an owner's commands, with what it has started.
         try:
             return await other.kill()
@@ -111,8 +114,6 @@ class Commands:
             other.disconnect()
 
     async def _kill(self, pid: int) -> bool:
-        if pid <= 0:
-            return False  # for kill(2), many processes
         try:
             killer = await self.start(f"kill -9 {pid}", user="0", cwd="/", timeout=60)
             await killer.wait()

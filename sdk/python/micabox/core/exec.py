@@ -6,7 +6,8 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from micabox.errors import InvalidArgumentException, ProtocolException
+from micabox import arguments
+from micabox.errors import ProtocolException
 from micabox.model.command import PtySize
 from micabox.protocol.replies import encode_text
 
@@ -22,13 +23,14 @@ class Defaults:
 
     def path(self, path: str) -> str:
         """A path from the working directory as one from the root."""
-        if "\0" in path:
-            raise InvalidArgumentException("a path has no NUL bytes", kind="invalid")
+        path = arguments.text(path, "a path")
         return posixpath.join(str(self._record.get("workdir") or "/"), path)
 
     def user(self, user: str | None) -> str:
         """This user, or the default."""
-        return str(self._record.get("user") or "") if user is None else user
+        if user is None:
+            return str(self._record.get("user") or "")
+        return arguments.text(user, "a user")
 
     def exec(
         self,
@@ -42,21 +44,29 @@ class Defaults:
         stdin: bool = False,
     ) -> dict[str, Any]:
         """A request to run a program."""
-        env = dict(self._record.get("env") or []) | dict(envs or {})
-        terminal = {"rows": size.rows, "columns": size.cols} if size else None
+        env = dict(self._record.get("env") or []) | arguments.variables(envs, "envs")
+        limit = arguments.limit(timeout)
         return {
             "type": "exec",
-            "argv": [encode_text(word) for word in argv],
-            "env": [[name, encode_or_keep(value)] for name, value in env.items()],
-            "workdir": encode_text(self.path(cwd or "")),
+            "argv": [encode_text(word) for word in arguments.texts(argv, "cmd")],
+            "env": [[encode_text(name), encode_or_keep(value)] for name, value in env.items()],
+            "workdir": encode_text(self.path("" if cwd is None else cwd)),
             "user": self.user(user),
-            "tty": terminal,
+            "tty": terminal(size) if size else None,
             "stdin": "frames" if stdin else "null",
             "stdout": "frames",
             "stderr": "frames",
-            "timeout": max(1, round(timeout * 1000)) if timeout else 0,
-            "grace": round(_GRACE * 1000) if timeout else 0,
+            "timeout": max(1, round(limit * 1000)) if limit else 0,
+            "grace": round(_GRACE * 1000) if limit else 0,
         }
+
+
+def terminal(size: PtySize) -> dict[str, int]:
+    """A terminal's size, in a request."""
+    return {
+        "rows": arguments.whole(size.rows, "rows", 0, 0xFFFF),
+        "columns": arguments.whole(size.cols, "cols", 0, 0xFFFF),
+    }
 
 
 def encode_or_keep(value: Any) -> Any:

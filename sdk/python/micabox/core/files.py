@@ -6,9 +6,10 @@ import builtins
 import errno
 import json
 import posixpath
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, cast
 
+from micabox import arguments
 from micabox.core.exec import Defaults, exit_code
 from micabox.core.owner import Owner
 from micabox.core.process import Process
@@ -35,6 +36,8 @@ _FILES = "\0files"
 # Milliseconds that the guest may be silent.
 _ANSWER_TIMEOUT = 60_000
 _PIECE = 1 << 20
+# What is no series of pieces, though it can be iterated over.
+_WHOLE = (str, bytes, bytearray, memoryview, Mapping)
 # Entries of a directory; a guest may lie.
 _MAX_ENTRIES = 10_000_000
 
@@ -104,6 +107,8 @@ class Files:
 
     def absolute(self, path: str) -> str:
         """The path from the root."""
+        if path == "":
+            raise arguments.invalid("the path is empty")
         return self._defaults.path(path)
 
     async def begin(
@@ -180,11 +185,18 @@ class Files:
     async def _fill(
         self, what: str, user: str | None, data: AsyncWriteData, **operation: Any
     ) -> None:
+        # What can't be written leaves the file as it is.
+        pieces = aiter(pieces_of(data))
+        try:
+            first = await anext(pieces)
+        except StopAsyncIteration:
+            first = memoryview(b"")
         begun = await self.begin(what, user, True, **operation)
         try:
-            async for piece in pieces_of(data):
-                if not await begun.process.write(piece):
-                    break
+            if await begun.process.write(first):
+                async for piece in pieces:
+                    if not await begun.process.write(piece):
+                        break
             await begun.process.close_stdin()
             await begun.finish()
         finally:
@@ -199,8 +211,7 @@ class Files:
     async def list(self, path: str, depth: int, user: str | None) -> builtins.list[EntryInfo]:
         """What is in a directory, and in those below to this depth."""
         path = self.absolute(path)
-        if depth < 1:
-            raise ValueError("the depth is 1 or more")
+        depth = arguments.whole(depth, "depth", 1, 0xFFFF_FFFF)
         entries: list[EntryInfo] = []
         begun = await self.begin("list", user, type="list", path=path, depth=depth)
         try:
@@ -246,8 +257,22 @@ class Files:
         """Renames a file; one that has the new name is replaced."""
         old, new = self.absolute(old), self.absolute(new)
         operation = {"type": "rename", "from": old, "to": new, "replace": True}
-        await self._perform("rename", user, **operation)
+        try:
+            await self._perform("rename", user, **operation)
+        except FileNotFoundException:
+            if not await self.exists(old, user):
+                raise
+            await self.make_dir(posixpath.dirname(new), user)
+            await self._perform("rename", user, **operation)
         return await self.get_info(new, user)
+
+    async def watch(self, path: str, user: str | None, recursive: bool) -> Operation:
+        """Begins to watch a directory."""
+        path = self.absolute(path)
+        reply = await self._reply("watch", user, type="stat", path=path, follow=True)
+        if reply.get("kind") != "directory":
+            raise of_file("watch", path, errno.ENOTDIR, "")
+        return await self.begin("watch", user, type="watch", path=path, recursive=bool(recursive))
 
     async def make_dir(self, path: str, user: str | None) -> bool:
         """Makes a directory, and those above it; False if it is there."""
@@ -265,18 +290,19 @@ class Files:
         return True
 
 
-async def pieces_of(data: AsyncWriteData) -> AsyncIterator[bytes | memoryview]:
+async def pieces_of(
+    data: AsyncWriteData | AsyncIterable[str | bytes] | Iterable[str | bytes],
+) -> AsyncIterator[memoryview]:
     """Bytes to write, a piece at a time."""
-    if isinstance(data, str):
-        yield data.encode()
-    elif isinstance(data, (bytes, bytearray, memoryview)):
-        yield memoryview(data)
-    elif isinstance(data, AsyncIterable):
-        async for piece in data:
-            yield piece
-    elif (read := getattr(data, "read", None)) is not None:
+    given: Any = data
+    if isinstance(given, AsyncIterable):
+        async for piece in cast("AsyncIterable[Any]", given):
+            yield arguments.binary(piece, "a piece of data")
+    elif (read := getattr(given, "read", None)) is not None:
         while piece := read(_PIECE):
-            yield piece.encode() if isinstance(piece, str) else piece
+            yield arguments.binary(piece, "a piece of data")
+    elif isinstance(given, _WHOLE) or not isinstance(given, Iterable):
+        yield arguments.binary(given, "data")
     else:
-        for piece in data:
-            yield piece.encode() if isinstance(piece, str) else piece
+        for piece in cast("Iterable[Any]", given):
+            yield arguments.binary(piece, "a piece of data")

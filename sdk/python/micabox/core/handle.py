@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any
 
+from micabox import arguments
 from micabox.core.callback import tell
-from micabox.core.exec import exit_code
+from micabox.core.exec import exit_code, terminal
+from micabox.core.files import pieces_of
 from micabox.core.process import Process
-from micabox.errors import InUseException, TimeoutException
+from micabox.errors import InUseException, NotFoundException, TimeoutException
 from micabox.model.command import CommandExitException, CommandResult, PtySize
 from micabox.protocol.frames import STDOUT
 
@@ -53,12 +55,16 @@ class Command:
             if text:
                 self._texts[stream].append(text)
                 return (None, text, None) if stream else (text, None, None)
+        self._note_end()
         return None
 
     async def raw(self) -> tuple[int, bytes] | None:
         """The next output of stdout (0), which a terminal's is too, or stderr (1), which is not kept."""
         output = await self.process.output()
-        return (0 if output.stream == STDOUT else 1, output.data) if output else None
+        if output is None:
+            self._note_end()
+            return None
+        return 0 if output.stream == STDOUT else 1, output.data
 
     async def wait(
         self,
@@ -76,6 +82,17 @@ class Command:
             raise CommandExitException(result)
         return result
 
+    def _note_end(self) -> None:
+        """Keeps the result, once its end was heard of."""
+        exited = self.process.exited
+        if exited is None or self.result is not None:
+            return
+        for decoder, texts in zip(self._decoders, self._texts, strict=True):
+            texts.append(decoder.decode(b"", final=True))
+        code = exit_code(exited)
+        error = f"signal {code - 128} ended it" if "signaled" in exited["status"] else None
+        self.result = CommandResult(self.text(1), self.text(0), code, error)
+
     def _finish(self) -> CommandResult:
         exited = self.process.exited or {}
         code = exit_code(exited)
@@ -85,17 +102,14 @@ class Command:
         if (exited.get("timed_out") or late) and not self._killed:
             said = f"the command was stopped after its timeout of {self._timeout:g} s"
             raise TimeoutException(said, kind="timed_out")
-        if self.result is None:
-            for decoder, texts in zip(self._decoders, self._texts, strict=True):
-                texts.append(decoder.decode(b"", final=True))
-            error = f"signal {code - 128} ended it" if "signaled" in exited["status"] else None
-            self.result = CommandResult(self.text(1), self.text(0), code, error)
+        assert self.result is not None
         return self.result
 
     async def kill(self) -> bool:
         """Kills it; False if it is over."""
-        self._killed = True
-        return await self.signal(9)
+        sent = await self.signal(9)
+        self._killed |= sent
+        return sent
 
     async def signal(self, number: int) -> bool:
         """Sends it a signal; False if it is over."""
@@ -103,21 +117,43 @@ class Command:
 
     async def resize(self, size: PtySize) -> None:
         """Changes its terminal's size."""
-        await self.process.request({"type": "resize", "rows": size.rows, "columns": size.cols})
+        await self.process.request({"type": "resize", **terminal(size)})
 
-    async def send_stdin(self, data: str | bytes) -> None:
-        """Writes to its stdin, as it reads."""
+    def _check_stdin(self) -> None:
+        if not self.process.asked_for_stdin:
+            raise arguments.invalid("the command was started without `stdin=True`")
         if not self.process.has_stdin:
             raise InUseException(
                 "another client has the command's stdin, or it has none", kind="in_use"
             )
-        await self.process.write(data.encode() if isinstance(data, str) else data)
+
+    async def send_stdin(self, data: str | bytes | memoryview) -> None:
+        """Writes to its stdin, as it reads; what it does not read any more is dropped. Raises
+        NotFoundException if it has ended."""
+        piece = arguments.binary(data, "data")
+        self._check_stdin()
+        if self.process.stdin_ended:
+            raise arguments.invalid("the command's stdin was closed")
+        if not await self.process.look():
+            gone = NotFoundException(f"the command {self.pid} has ended", kind="not_found")
+            raise self.process.failure or gone
+        await self.process.write(piece)
+
+    async def stream_input(self, data: AsyncIterable[str | bytes] | Iterable[str | bytes]) -> None:
+        """Writes pieces to its stdin, as they come."""
+        if isinstance(data, (str, bytes)):
+            raise arguments.invalid("data is a series of pieces, and not one of them")
+        async for piece in pieces_of(data):
+            await self.send_stdin(piece)
 
     async def close_stdin(self) -> None:
         """Ends its stdin."""
+        self._check_stdin()
+        if self._is_terminal:
+            raise arguments.invalid('a terminal is not closed; send b"\\x04" (Ctrl-D)')
         await self.process.close_stdin()
 
-    async def feed(self, data: bytes, deadline: float | None = None) -> None:
+    async def feed(self, data: memoryview, deadline: float | None = None) -> None:
         """Writes all of its stdin, and ends it; gives up at the deadline."""
         # The end after a part of it would be another stdin.
         if await self.process.write(data, deadline):

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterable, Callable
 from typing import Any
 
+from micabox import arguments
 from micabox.core import owner
 from micabox.core.callback import tell
 from micabox.core.process import Process
@@ -54,8 +55,9 @@ async def command(
 
     `on_stdout` gets it instead; `on_stderr` gets the lines of stderr.
     """
+    words = [arguments.text(word, "a name") for word in args]
     channel = await io.server()
-    message = {"type": "command", "args": list(args), "stdin": stdin is not None}
+    message = {"type": "command", "args": words, "stdin": stdin is not None}
     try:
         process = await Process.start(io, channel, message)
     except BaseException:

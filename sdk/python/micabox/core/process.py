@@ -6,8 +6,8 @@ import threading
 import time
 from typing import Any
 
-from micabox.errors import DisconnectedException, ProtocolException
-from micabox.io import Channel, Io
+from micabox.errors import DisconnectedException, ProtocolException, SandboxException
+from micabox.io import Channel, Io, sockets
 from micabox.protocol.command import WINDOW, CommandState, Output
 from micabox.protocol.frames import Frame, encode
 
@@ -24,12 +24,14 @@ class Process:
         self._is_receiving = False
         self._looks = 0
         self._state = CommandState(channel.number)
-        self._stdin_ended = False
+        self.asked_for_stdin = False
+        self.stdin_ended = False
 
     @classmethod
     async def start(cls, io: Io, channel: Channel, request: dict[str, Any]) -> Process:
         """Sends the request, and waits until the command runs."""
         process = cls(io, channel)
+        process.asked_for_stdin = request.get("stdin") in ("frames", True)
         try:
             await channel.send(encode(channel.number, request | {"window": WINDOW}))
             while process._state.started is None:
@@ -43,8 +45,8 @@ class Process:
 
     @property
     def has_stdin(self) -> bool:
-        """Whether a command that was attached to has its stdin here."""
-        return (self._state.started or {}).get("stdin") is not False
+        """Whether the command's stdin is here, and not with another client."""
+        return self.asked_for_stdin and (self._state.started or {}).get("stdin") is not False
 
     @property
     def is_terminal(self) -> bool:
@@ -62,6 +64,11 @@ class Process:
         return self._state.exited
 
     @property
+    def failure(self) -> SandboxException | None:
+        """What ended the connection, if it was not the command's end."""
+        return self._state.failure
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more comes."""
         return self._state.is_over
@@ -69,12 +76,14 @@ class Process:
     async def _advance(self, seen: int, timeout: float | None = None) -> bool:
         """Waits until more was received than the caller has seen; False if there was nothing in time.
 
-        One thread or task receives. Others wait for it, without a time limit.
+        One thread or task receives. Others wait for it, without a time limit unless that is 0.
         """
         async with self._changed:
             if self._looks != seen or self._state.is_over:
                 return True
             if self._is_receiving:
+                if timeout == 0:
+                    return False
                 await self._changed.wait()
                 return True
             self._is_receiving = True
@@ -95,6 +104,12 @@ class Process:
             if self._state.is_over:
                 self._channel.close()
         return bool(frames) or self._state.is_over
+
+    async def look(self) -> bool:
+        """Receives what has come already; False if the command is over."""
+        while not self._state.is_over and await self._advance(self._looks, 0):
+            pass
+        return not self._state.is_over
 
     async def output(self, timeout: float | None = None) -> Output | None:
         """The next bytes of stdout or stderr; None at the end, or after `timeout` seconds.
@@ -127,7 +142,7 @@ class Process:
         """
         left = memoryview(data)
         async with self._writing:
-            while left and not self._stdin_ended:
+            while left and not self.stdin_ended:
                 with self._guard:
                     seen = self._looks
                     if self._state.is_over or self._state.stdin_closed:
@@ -149,15 +164,13 @@ class Process:
     async def close_stdin(self) -> None:
         """Ends stdin."""
         async with self._writing:
-            if not self._stdin_ended and not self._state.is_over:
-                self._stdin_ended = True
+            if not self.stdin_ended and not self._state.is_over:
+                self.stdin_ended = True
                 await self._answer(self._state.end_of_stdin())
 
     async def request(self, message: dict[str, Any]) -> bool:
         """Sends a message about the command; False if it is over."""
-        if self._state.is_over:
-            return False
-        return await self._answer(encode(self._channel.number, message))
+        return await self.look() and await self._answer(encode(self._channel.number, message))
 
     async def _answer(self, frames: bytes) -> bool:
         if not frames:
@@ -176,3 +189,5 @@ class Process:
     def close(self) -> None:
         """Ends the connection; the command is killed unless it is over or was released."""
         self._channel.close()
+        with self._guard:
+            self._state.lose(sockets.disconnected())

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from micabox import arguments
 from micabox.core import mica
 from micabox.core.callback import tell
 from micabox.core.commands import Commands
@@ -35,6 +36,7 @@ class Sandbox:
         self.record = record
         # What this process has made ends with it; a forked child has made nothing yet.
         self._maker = os.getpid() if is_ours else None
+        self._state: str | None = None
         self.owner = Owner(io, directory)
         defaults = Defaults(record)
         self.commands = Commands(self.owner, defaults)
@@ -69,7 +71,7 @@ class Sandbox:
         }
         request: dict[str, Any] = {"type": "create", "options": given}
         if image is not None:
-            request["image"] = image
+            request["image"] = arguments.text(image, "an image")
         if on_progress:
             request["progress"] = True
         (made,) = await cls._make(io, request, hear)
@@ -84,20 +86,28 @@ class Sandbox:
         return [cls(io, str(one["directory"]), dict[str, Any](one["record"]), True) for one in made]
 
     @classmethod
-    async def connect(cls, io: Io, name: str, timeout: float | None) -> Sandbox:
-        """The sandbox with this name or ID, which runs or is paused; it continues, and ends in so long."""
+    async def find(cls, io: Io, name: str) -> Sandbox:
+        """The sandbox with this name or ID, as it is."""
         record = await lookup(io, name)
-        if record["state"] not in ("running", "paused"):
+        home = await mica.home(io)
+        found = cls(io, f"{home}/sandboxes/{record['id']}", record, False)
+        found._state = str(record["state"])
+        return found
+
+    async def connect(self, timeout: float | None) -> None:
+        """Lets it continue if it is paused, and ends it in so long. Raises if it does not run."""
+        # As `find` has just seen it.
+        state = self._state or str((await lookup(self.io, self.id))["state"])
+        self._state = None
+        if state not in ("running", "paused"):
+            name = self.record["name"]
             raise SandboxNotRunningException(
                 f"the sandbox `{name}` does not run", kind="not_running"
             )
-        home = await mica.home(io)
-        sandbox = cls(io, f"{home}/sandboxes/{record['id']}", record, False)
-        if record["state"] == "paused":
-            await sandbox.resume()
+        if state == "paused":
+            await self.resume()
         if timeout is not None:
-            await sandbox.set_timeout(timeout)
-        return sandbox
+            await self.set_timeout(timeout)
 
     async def kill(self) -> bool:
         """Ends it at once, like a power cut; False if it does not run."""
@@ -105,7 +115,8 @@ class Sandbox:
 
     async def stop(self, grace: float) -> bool:
         """Asks it to end, and kills it after `grace` seconds; False if it does not run."""
-        return await self._end({"type": "stop", "grace": round(grace * 1000)})
+        milliseconds = round(arguments.seconds(grace, "grace") * 1000)
+        return await self._end({"type": "stop", "grace": milliseconds})
 
     async def _end(self, message: dict[str, Any]) -> bool:
         try:
@@ -125,15 +136,14 @@ class Sandbox:
     async def set_timeout(self, seconds: float) -> None:
         """Ends it in so many seconds; 0 for never."""
         life = 0
-        if seconds:
+        if seconds := arguments.seconds(seconds, "a timeout"):
             age = max(0.0, time.time() - self._started())
             life = round((age + seconds) * 1000)
         await self.owner.ask({"type": "expire", "max_life": life}, "expires")
 
     def _started(self) -> float:
-        if self.is_ours:
-            return float(self.record["created"]) + self.record.get("created_nanos", 0) / 1e9
-        return float(self.record["status"]["since"])
+        created = float(self.record["created"]) + self.record.get("created_nanos", 0) / 1e9
+        return max(created, float(self.record["status"].get("since") or 0))
 
     async def pause(self) -> None:
         """Stops its processors until `resume`."""
@@ -145,6 +155,7 @@ class Sandbox:
 
     async def rename(self, name: str) -> None:
         """Gives it another name."""
+        name = arguments.text(name, "a name")
         await self.owner.ask({"type": "rename", "name": name}, "renamed")
         self.record["name"] = name
 
@@ -176,6 +187,7 @@ class Sandbox:
 
     async def fork(self, count: int) -> list[Sandbox]:
         """Makes copies that continue where it is."""
+        count = arguments.whole(count, "count", 1, 0xFFFF)
         request = {"type": "fork", "sandbox": self.id, "count": count}
         return await self._make(self.io, request)
 
@@ -208,6 +220,7 @@ def _path(change: dict[str, Any]) -> str:
 
 async def lookup(io: Io, name: str) -> dict[str, Any]:
     """The record of the sandbox with this name or ID, or the only one whose ID begins so."""
+    name = arguments.text(name, "a sandbox's name")
     records = await sandboxes(io, True)
     found = [one for one in records if name in (one["name"], one["id"])]
     found = found or [one for one in records if name and str(one["id"]).startswith(name)]
@@ -221,6 +234,7 @@ async def sandboxes(
     io: Io, all: bool, metadata: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """Records of sandboxes that run, or of all, with these labels."""
-    flags = [f"--filter=label={key}={value}" for key, value in (metadata or {}).items()]
+    labels = arguments.variables(metadata, "metadata")
+    flags = [f"--filter=label={key}={value}" for key, value in labels.items()]
     said = await mica.command(io, "ps", "--json", *(["--all"] if all else []), *flags)
     return [dict[str, Any](one) for one in json.loads(said)]

@@ -82,6 +82,10 @@ class Io(Protocol):
         """A channel to this process's `mica serve`, which is started if there is none."""
         ...
 
+    def place(self) -> object:
+        """The event loop without which the channels made here do not work; None if they need none."""
+        ...
+
     def condition(self) -> Condition:
         """A lock, and a way to wait for what happens under it."""
         ...

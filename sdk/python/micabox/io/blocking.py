@@ -156,6 +156,9 @@ class BlockingIo:
     async def server(self) -> ServerChannel:
         return ServerChannel()
 
+    def place(self) -> None:
+        return None
+
     def condition(self) -> Condition:
         return Condition()
 

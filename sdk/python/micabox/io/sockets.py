@@ -56,7 +56,11 @@ def disconnected() -> DisconnectedException:
 def _close_copies() -> None:
     # The owner would not see the parent's end while a child has its connections.
     for connection in list(_open):
-        os.close(connection.detach())
+        try:
+            if (copy := connection.detach()) >= 0:
+                os.close(copy)
+        except OSError:
+            pass  # another thread was about to close it
 
 
 def _close_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 
 from micabox import server
@@ -11,6 +12,8 @@ from micabox.io import Channel, sockets
 from micabox.protocol.frames import Decoder, Frame
 
 _RECEIVE = 256 << 10
+# Turns of the event loop in which what has come already is read.
+_TURNS = 4
 
 
 class OwnerChannel:
@@ -18,7 +21,13 @@ class OwnerChannel:
 
     number = 1
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._socket = connection
         self._reader = reader
         self._writer = writer
         self._decoder = Decoder()
@@ -40,7 +49,10 @@ class OwnerChannel:
     async def receive(self, timeout: float | None = None) -> list[Frame]:
         while True:
             try:
-                data = await asyncio.wait_for(self._reader.read(_RECEIVE), timeout)
+                if timeout == 0:
+                    data = await self._arrived()
+                else:
+                    data = await asyncio.wait_for(self._reader.read(_RECEIVE), timeout)
             except asyncio.TimeoutError:
                 return []
             except OSError:
@@ -50,11 +62,24 @@ class OwnerChannel:
             if frames := [f for f in self._decoder.feed(data) if f.number == self.number]:
                 return frames
 
+    async def _arrived(self) -> bytes:
+        """What has come already; `wait_for` without any time would not even begin to read."""
+        reading = asyncio.ensure_future(self._reader.read(_RECEIVE))
+        try:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+                if reading.done():
+                    return reading.result()
+            raise asyncio.TimeoutError
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
     def close(self) -> None:
         try:
             self._writer.close()
         except RuntimeError:
-            pass  # the event loop was closed first
+            self._socket.close()  # the event loop was closed first
 
 
 class ServerChannel:
@@ -115,7 +140,7 @@ class TaskIo:
     async def owner(self, directory: str) -> Channel:
         connection = sockets.connect(directory)
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=4 * _RECEIVE)
-        return OwnerChannel(reader, writer)
+        return OwnerChannel(connection, reader, writer)
 
     async def server(self) -> ServerChannel:
         # Its start blocks for as long as a process takes to start.
@@ -124,6 +149,9 @@ class TaskIo:
             return ServerChannel(process)
         except DisconnectedException:
             return ServerChannel(await asyncio.to_thread(server.running))
+
+    def place(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
 
     def condition(self) -> asyncio.Condition:
         return asyncio.Condition()

@@ -42,6 +42,11 @@ class FileType(Enum):
     SOCKET = "socket"
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+# Seconds since then of the first day and the last of `datetime`.
+_FIRST = int((datetime(1, 1, 1, tzinfo=timezone.utc) - _EPOCH).total_seconds())
+_LAST = int((datetime(9999, 12, 31, tzinfo=timezone.utc) - _EPOCH).total_seconds())
+
 _FORMATS = {
     FileType.FILE: modes.S_IFREG,
     FileType.DIR: modes.S_IFDIR,
@@ -84,7 +89,9 @@ class EntryInfo(WriteInfo):
         type = FileType.DIR if kind == "directory" else FileType(kind)
         mode = int(stat["mode"]) & 0o7777
         modified = dict[str, Any](stat["modified"])
-        since = timedelta(seconds=int(modified["seconds"]), microseconds=modified["nanos"] // 1000)
+        # A file's time may be before the first year of `datetime`, or after its last.
+        seconds = min(max(int(modified["seconds"]), _FIRST), _LAST)
+        since = timedelta(seconds=seconds, microseconds=int(modified["nanos"]) // 1000)
         return cls(
             name=posixpath.basename(path.rstrip("/")),
             type=type,
@@ -94,7 +101,7 @@ class EntryInfo(WriteInfo):
             permissions=modes.filemode(_FORMATS[type] | mode),
             uid=int(stat["uid"]),
             gid=int(stat["gid"]),
-            modified_time=datetime(1970, 1, 1, tzinfo=timezone.utc) + since,
+            modified_time=_EPOCH + since,
             symlink_target=text(target) if type is FileType.SYMLINK else None,
         )
 

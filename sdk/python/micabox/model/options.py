@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict, cast
 
+from micabox import arguments
 from micabox.model.sandbox import OptionValue
 
 
@@ -81,9 +82,12 @@ def of_arguments(
     if "snapshot" in given:
         given["from"] = given.pop("snapshot")
     if timeout is not None:
-        given["max_life"] = f"{timeout:.3f}"
-    if envs is not None:
-        given["env"] = {**options.get("env", {}), **envs}
-    if metadata is not None:
-        given["label"] = {**options.get("label", {}), **metadata}
+        given["max_life"] = f"{arguments.seconds(timeout, 'a timeout'):.3f}"
+    for option, name, more in (("env", "envs", envs), ("label", "metadata", metadata)):
+        if more is not None or isinstance(given.get(option), Mapping):
+            said = arguments.variables(given.get(option), option)
+            given[option] = said | arguments.variables(more, name)
+    workdir = given.get("workdir")
+    if workdir is not None and not arguments.text(workdir, "workdir").startswith("/"):
+        raise arguments.invalid(f"workdir: `{workdir}` is not an absolute path")
     return given

@@ -45,8 +45,15 @@ class Frame:
 
 
 def encode(number: int, message: dict[str, Any]) -> bytes:
-    """A message as a frame."""
-    return encode_data(number, MESSAGE, json.dumps(message, separators=(",", ":")).encode())
+    """A message as a frame. Raises InvalidArgumentException for what JSON in UTF-8 can't carry."""
+    try:
+        said = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        body = said.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgumentException(
+            f"the request has a value that can't be sent: {error}", kind="invalid"
+        ) from None
+    return encode_data(number, MESSAGE, body)
 
 
 def encode_data(number: int, kind: int, body: bytes) -> bytes:

@@ -6,6 +6,7 @@ import json
 import struct
 from typing import Any, cast
 
+from micabox.arguments import invalid
 from micabox.errors import ProtocolException
 
 # As long as the longest path and its description are, with room.
@@ -59,5 +60,9 @@ def encode_text(value: str) -> Any:
     except UnicodeEncodeError:
         import base64
 
-        return {"base64": base64.b64encode(value.encode("utf-8", "surrogateescape")).decode()}
+        try:
+            data = value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise invalid(f"a string stands for no bytes: {error}") from None
+        return {"base64": base64.b64encode(data).decode()}
     return value

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, overload
 
+from micabox import arguments
 from micabox.core.capture import DEFAULT_LIMIT, Collector
 from micabox.core.commands import Commands as Core
 from micabox.core.handle import Text
@@ -105,13 +106,15 @@ class Commands:
         `input` is written to its stdin. After `timeout` seconds it is killed with the processes that it has
         left in the background. Another exit code than 0 raises nothing.
         """
+        seconds = arguments.limit(timeout)
+        given = None if input is None else arguments.binary(input, "input")
         start = self._core.start(cmd, envs=envs, user=user, cwd=cwd, stdin=input is not None)
         command = complete(start)
-        deadline = time.monotonic() + timeout if timeout else None
+        deadline = None if seconds is None else time.monotonic() + seconds
         collector = Collector(command, limit)
         try:
-            if input is not None:
-                complete(command.feed(input, deadline))
+            if given is not None:
+                complete(command.feed(given, deadline))
             complete(collector.collect(deadline))
         finally:
             # Kills its process group, if it runs.
@@ -129,6 +132,10 @@ class Commands:
     def send_stdin(self, pid: int, data: str | bytes) -> None:
         """Writes to the stdin of a command that was started here and has a handle."""
         complete(self._core.started(pid).send_stdin(data))
+
+    def stream_input(self, pid: int, data: Iterable[str | bytes]) -> None:
+        """Writes pieces to the stdin of a command, as they come."""
+        complete(self._core.started(pid).stream_input(data))
 
     def close_stdin(self, pid: int) -> None:
         """Ends the stdin of a command that was started here and has a handle."""

@@ -68,11 +68,11 @@ class Filesystem:
         format: Literal["text", "bytes", "stream"] = "text",
         user: str | None = None,
     ) -> str | bytes | FileStreamReader:
-        """Reads a file: as text in UTF-8, as bytes, or piece by piece."""
+        """Reads a file: as text in UTF-8 (U+FFFD for what is not), as bytes, or piece by piece."""
         if format == "stream":
             return FileStreamReader(complete(self._core.open(path, user)))
         data = complete(self._core.read(path, user))
-        return data if format == "bytes" else data.decode()
+        return data if format == "bytes" else data.decode(errors="replace")
 
     def write(self, path: str, data: WriteData, user: str | None = None) -> WriteInfo:
         """Writes a file, and makes the directories that are missing."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from micabox.code.contexts import Contexts
 from micabox.code.model import Execution, ExecutionError, OutputMessage, Result
 from micabox.core import sandbox as core
+from micabox.core.by_id import ByIdToo, by_id_or_false
 from micabox.core.sandbox import sandboxes
+from micabox.errors import SandboxNotFoundException
 from micabox.io.blocking import BlockingIo, complete
 from micabox.model.options import Options, of_arguments
 from micabox.model.progress import OnProgress
@@ -55,9 +57,23 @@ class Sandbox:
         return cls(complete(made))
 
     @classmethod
-    def connect(cls, sandbox_id: str, timeout: float | None = None) -> Self:
-        """The running sandbox with this name or ID, whatever made it; a paused one continues."""
-        return cls(complete(core.Sandbox.connect(BlockingIo(), sandbox_id, timeout)))
+    def _on(cls, sandbox_id: str, call: Callable[[Self], Any], absent: Any) -> Any:
+        try:
+            found = complete(core.Sandbox.find(BlockingIo(), sandbox_id))
+        except SandboxNotFoundException:
+            if absent is None:
+                raise
+            return absent
+        return call(cls(found))
+
+    @ByIdToo
+    def connect(self, timeout: float | None = None) -> Self:
+        """Lets it continue if it is paused, and ends it in `timeout` seconds, if given.
+
+        On the class, with its name or ID: the running sandbox, whatever made it.
+        """
+        complete(self._core.connect(timeout))
+        return self
 
     @staticmethod
     def list(
@@ -89,6 +105,7 @@ class Sandbox:
         if self._core.is_ours:
             self.kill()
 
+    @by_id_or_false
     def kill(self) -> bool:
         """Ends it at once, like a power cut; False if it does not run."""
         self._contexts.close()
@@ -103,10 +120,12 @@ class Sandbox:
         """Whether it runs, or is paused."""
         return complete(self._core.is_running())
 
+    @ByIdToo
     def set_timeout(self, timeout: float) -> None:
         """Ends it in so many seconds from now; 0 for never."""
         complete(self._core.set_timeout(timeout))
 
+    @ByIdToo
     def pause(self) -> None:
         """Stops its processors until `resume`."""
         complete(self._core.pause())
@@ -119,6 +138,7 @@ class Sandbox:
         """Gives it another name."""
         complete(self._core.rename(name))
 
+    @ByIdToo
     def get_info(self) -> SandboxInfo:
         """What is known of it."""
         return complete(self._core.get_info())

@@ -1,8 +1,12 @@
 /** Commands in a sandbox. */
 
-import { CancelledError, CommandStartError, NotFoundError, ProtocolError } from "../errors.js";
-import { feed, type Data } from "../data.js";
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { checkSignal, unlessAborted } from "../cancel.js";
+import { feed, pieces, type Data } from "../data.js";
+import { CommandStartError, NotFoundError, ProtocolError, SandboxError } from "../errors.js";
 import type { Owner } from "../owner.js";
+import { MAX_U16, MAX_U32, whole } from "../protocol/number.js";
 import type { Defaults, ExecOptions } from "./exec.js";
 import { CommandExitError, CommandHandle, type CommandResult, type HandleOptions } from "./handle.js";
 import { Process } from "./process.js";
@@ -39,6 +43,9 @@ const ANSWER_TIMEOUT = 60_000;
 const MAX_LIST = 16 << 20;
 const TICKS = 100;
 
+/** Milliseconds until a process that was sent SIGKILL is gone. */
+const KILL_TIMEOUT = 1000;
+
 export class Commands {
   readonly #owner: Owner;
   readonly #defaults: Defaults;
@@ -66,20 +73,27 @@ export class Commands {
 
   /** Starts a program, with more fields of `exec`. */
   async start(argv: readonly string[], opts: CommandStartOptions, more: object): Promise<CommandHandle> {
-    if (opts.signal?.aborted) {
-      throw new CancelledError("the command was cancelled", { kind: "cancelled", cause: opts.signal.reason });
-    }
-    const { stdin = false } = opts;
+    const { stdin = false, signal } = opts;
+    checkSignal("the command", signal);
+    const source = typeof stdin === "boolean" ? undefined : pieces(stdin);
     const exec = {
       ...this.#defaults.exec(argv, opts),
       stdin: stdin === false ? "null" : "frames",
       detach: opts.detach === true,
       ...more,
     };
-    const running = this.#hold(await Process.start(this.#owner, exec));
-    const handle = new CommandHandle(running, opts);
-    // Half of stdin is not what the command was to be given.
-    if (typeof stdin !== "boolean") feed(stdin, running.process.stdin).catch((error: unknown) => handle.fail(error));
+    const starting = Process.start(this.#owner, exec);
+    const process = await unlessAborted("the command", signal, starting).catch((error: unknown) => {
+      starting.then(discard, () => undefined);
+      throw error;
+    });
+    const handle = new CommandHandle(this.#hold(process, stdin === true), opts);
+    if (source !== undefined) {
+      feed(source, process.stdin).catch((error: unknown) => {
+        // Half of stdin is not what the command was to be given.
+        if (handle.exitCode === undefined) handle.fail(error);
+      });
+    }
     return handle;
   }
 
@@ -101,19 +115,26 @@ export class Commands {
     }
   }
 
-  /** Kills a process; false if there is none. */
+  /**
+   * Kills a process; false if there is none.
+   *
+   * @throws SandboxError if it is still there, such as the sandbox's first one
+   */
   async kill(pid: number): Promise<boolean> {
     const running = this.#running.get(pid);
     if (running !== undefined) return running.kill();
-    // Others are process groups, for kill(2).
-    if (!Number.isSafeInteger(pid) || pid <= 0) return false;
+    if (!(await this.#isThere(pid))) return false;
     try {
       await this.run(`kill -9 ${pid}`, { user: "0", timeoutMs: ANSWER_TIMEOUT });
-      return true;
     } catch (error) {
-      if (error instanceof CommandExitError || error instanceof CommandStartError) return false;
+      if (!(error instanceof CommandExitError || error instanceof CommandStartError)) throw error;
+      if (!(await this.#isThere(pid))) return false;
       throw error;
     }
+    for (const end = performance.now() + KILL_TIMEOUT; await this.#isThere(pid); await sleep(10)) {
+      if (performance.now() > end) throw new SandboxError(`process ${pid} was sent SIGKILL, and is still there`);
+    }
+    return true;
   }
 
   /**
@@ -123,7 +144,7 @@ export class Commands {
    * @throws NotFoundError if no command with this process ID runs
    */
   async connect(pid: number, opts: HandleOptions = {}): Promise<CommandHandle> {
-    const running = this.#running.get(pid) ?? this.#hold(await Process.attach(this.#owner, pid));
+    const running = this.#running.get(pid) ?? this.#hold(await Process.attach(this.#owner, whole("a process ID", pid, 0, MAX_U32)), true);
     return new CommandHandle(running, opts);
   }
 
@@ -134,21 +155,26 @@ export class Commands {
 
   /** Ends its stdin. */
   async closeStdin(pid: number): Promise<void> {
-    await this.#started(pid).process.stdin.end();
+    await this.#started(pid).closeStdin();
   }
 
   /** The terminal of a command that was started here has another size. */
   async resize(pid: number, size: { rows: number; cols: number }): Promise<void> {
-    this.#started(pid).process.resize({ rows: size.rows, columns: size.cols });
+    this.#started(pid).process.resize(terminalSize(size));
   }
 
-  #hold(process: Process): Running {
-    const running = new Running(process);
+  /** Whether there is such a process, and not only its exit code. */
+  async #isThere(pid: number): Promise<boolean> {
+    return (await this.list()).some((one) => one.pid === pid && one.state !== "Z");
+  }
+
+  #hold(process: Process, hasStdin: boolean): Running {
+    const running = new Running(process, hasStdin);
     this.#running.set(running.pid, running);
     const forget = (): void => {
       if (this.#running.get(running.pid) === running) this.#running.delete(running.pid);
     };
-    running.ended.then(forget, forget);
+    running.exited.then(forget, forget);
     return running;
   }
 
@@ -157,6 +183,17 @@ export class Commands {
     if (running !== undefined) return running;
     throw new NotFoundError(`no command with PID ${pid} runs that was started here`, { kind: "not_found" });
   }
+}
+
+/** A terminal's size, as the protocol has it. */
+export function terminalSize({ rows, cols }: { rows: number; cols: number }): { rows: number; columns: number } {
+  return { rows: whole("rows", rows, 0, MAX_U16), columns: whole("cols", cols, 0, MAX_U16) };
+}
+
+/** Ends a command that nothing has a handle of. */
+function discard(process: Process): void {
+  process.kill();
+  process.close();
 }
 
 /** PID, parent, user, state, terminal, ticks, start, KiB, and the arguments. */

@@ -1,11 +1,12 @@
 /** The request that starts a command. */
 
 import { InvalidArgumentError } from "../errors.js";
+import { timeLimit } from "../protocol/number.js";
 import { encodeText, textString, type Text } from "../protocol/text.js";
 import type { SandboxRecord } from "../sandbox/record.js";
 
 /** Milliseconds between the stop signal and SIGKILL, when a command's time is over. */
-const GRACE = 2000;
+export const GRACE = 2000;
 
 export interface ExecOptions {
   /** Working directory, from the sandbox's; made if missing. */
@@ -14,7 +15,7 @@ export interface ExecOptions {
   user?: string;
   /** Variables beside those of the sandbox. */
   envs?: Record<string, string>;
-  /** Milliseconds until the command is ended; no limit unless given. */
+  /** Milliseconds until the command is ended; no limit unless given, or with 0 or Infinity. */
   timeoutMs?: number;
 }
 
@@ -39,10 +40,10 @@ export class Defaults {
 
   exec(argv: readonly string[], { cwd, user, envs = {}, timeoutMs = 0 }: ExecOptions): object {
     const { env, workdir } = this.#record.defaults;
+    checkEnvs(envs);
     const given = Object.entries(envs).map(([name, value]): [Text, Text] => [encodeText(name), encodeText(value)]);
-    const kept = env.filter(([name]) => !(textString(name) in envs));
-    const timeout = Math.ceil(timeoutMs);
-    if (!(timeout >= 0)) throw new InvalidArgumentError("timeoutMs is a number of milliseconds", { kind: "invalid" });
+    const kept = env.filter(([name]) => !Object.hasOwn(envs, textString(name)));
+    const timeout = timeLimit("timeoutMs", timeoutMs);
     return {
       argv: argv.map(encodeText),
       env: [...kept, ...given],
@@ -51,5 +52,14 @@ export class Defaults {
       timeout,
       grace: timeout > 0 ? GRACE : 0,
     };
+  }
+}
+
+/** @throws InvalidArgumentError if Linux has no such variables */
+export function checkEnvs(envs: Record<string, string>): void {
+  for (const [name, value] of Object.entries(envs)) {
+    const isName = name !== "" && !/[=\0]/.test(name);
+    if (isName && typeof value === "string" && !value.includes("\0")) continue;
+    throw new InvalidArgumentError(`\`${name}\` of envs is no name and value of a variable`, { kind: "invalid" });
   }
 }

@@ -1,9 +1,15 @@
 /** A command that was started here, and its result. */
 
-import { CancelledError, DisconnectedError, NotFoundError, SandboxError, TimeoutError } from "../errors.js";
+import { setImmediate } from "node:timers/promises";
+import { TextDecoder } from "node:util";
+
+import { cancelled } from "../cancel.js";
 import type { Data } from "../data.js";
+import { DisconnectedError, SandboxError, TimeoutError } from "../errors.js";
 import type { Output } from "../protocol/call.js";
-import type { Running } from "./running.js";
+import { whole } from "../protocol/number.js";
+import type { Exit } from "./process.js";
+import type { Running, Sink } from "./running.js";
 import { Subscription } from "./subscription.js";
 
 /** How a command ended, and what it wrote. */
@@ -29,7 +35,7 @@ export class CommandExitError extends SandboxError implements CommandResult {
 }
 
 export interface HandleOptions {
-  /** Called with the output as it comes; a promise holds the next one back. */
+  /** Called with the output as it comes; a promise holds the next one back, and `wait`, but not a command that is killed. */
   onStdout?: (text: string) => void | Promise<void>;
   onStderr?: (text: string) => void | Promise<void>;
   /** Called with the bytes of both. */
@@ -40,28 +46,44 @@ export interface HandleOptions {
   signal?: AbortSignal;
 }
 
+const STREAMS = ["stdout", "stderr"] as const;
+const MAX_SIGNAL = 64;
+
 export class CommandHandle implements AsyncIterable<Output> {
   readonly #running: Running;
   readonly #texts = { stdout: "", stderr: "" };
-  readonly #decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
+  readonly #decoders = decoders();
   readonly #options: HandleOptions;
-  #failure: unknown;
-  #disconnect: ((error: Error) => void) | undefined;
-  readonly #disconnected: Promise<never>;
+  /** Fails when the caller takes no more notice of it. */
+  readonly #givenUp: Promise<never>;
+  #giveUp: ((error: unknown) => void) | undefined;
+  /** What callbacks are called with. */
+  readonly #outputs: Subscription | undefined;
+  /** When they have had all of it. */
+  readonly #told: Promise<void> | undefined;
 
   constructor(running: Running, options: HandleOptions) {
     this.#running = running;
     this.#options = options;
-    this.#disconnected = new Promise((_, reject) => {
-      this.#disconnect = reject;
+    this.#givenUp = new Promise((_, reject) => {
+      this.#giveUp = reject;
     });
-    this.#disconnected.catch(() => undefined);
+    this.#givenUp.catch(() => undefined);
+    const { capture, onStdout, onStderr, onOutput, signal } = options;
     running.subscribe(this.#take);
-    options.signal?.addEventListener("abort", this.#abort);
-    if (options.signal?.aborted) this.#abort();
-    running.ended.finally(() => options.signal?.removeEventListener("abort", this.#abort)).catch(() => undefined);
-    const hasReader = options.onStdout ?? options.onStderr ?? options.onOutput;
-    if (options.capture !== false || hasReader !== undefined) running.begin();
+    running.ended.then(this.#flush, () => undefined);
+    if ((onStdout ?? onStderr ?? onOutput) !== undefined) {
+      this.#outputs = new Subscription(running, this.#givenUp);
+      this.#told = this.#tell(this.#outputs);
+      this.#told.catch(() => undefined);
+    }
+    signal?.addEventListener("abort", this.#abort);
+    if (signal?.aborted) this.#abort();
+    running.exited
+      .then(() => this.#told)
+      .finally(() => signal?.removeEventListener("abort", this.#abort))
+      .catch(() => undefined);
+    if (capture !== false) running.begin();
   }
 
   /** Its process ID in the sandbox. */
@@ -84,76 +106,69 @@ export class CommandHandle implements AsyncIterable<Output> {
   }
 
   /**
-   * Waits for its end.
+   * Waits for its end, and for callbacks that have its output.
    *
    * @throws CommandExitError if its exit code is not 0
    * @throws TimeoutError if its time was over
+   * @throws CancelledError if `signal` was aborted before, even if the command can't end yet
    */
   async wait(): Promise<CommandResult> {
     this.#running.begin();
-    const { code, timedOut } = await Promise.race([this.#running.ended, this.#disconnected]);
-    const { signal } = this.#options;
-    if (signal?.aborted) throw new CancelledError("the command was cancelled", { kind: "cancelled", cause: signal.reason });
-    if (this.#failure !== undefined) throw this.#failure;
+    const { code, timedOut } = await Promise.race([this.#givenUp, this.#end()]);
     if (timedOut) throw new TimeoutError("the command's time was over", { kind: "timed_out" });
     const result = { exitCode: code, stdout: this.stdout, stderr: this.stderr };
     if (code !== 0) throw new CommandExitError(result);
     return result;
   }
 
-  /** Kills it, and what it has started in its process group; false if it has ended. */
-  kill(): Promise<boolean> {
+  /** Kills it, and what it has started in its process group; false if it has ended. What is not read holds its end back no more. */
+  async kill(): Promise<boolean> {
     return this.#running.kill();
   }
 
   /** Kills it because of an error, which `wait` then throws. */
   fail(error: unknown): void {
-    this.#failure ??= error;
-    void this.kill();
+    this.#leave(error);
+    this.#running.kill();
   }
 
   /** Sends it a signal: its number on Linux. */
   async signal(signal: number): Promise<void> {
-    this.#running.process.signal(signal);
+    this.#running.signal(whole("a signal", signal, 1, MAX_SIGNAL));
   }
 
   /** Takes no more notice of it. It continues while this process runs, or with `detach`; `commands.connect` finds it again. */
   async disconnect(): Promise<void> {
-    this.#running.unsubscribe(this.#take);
-    this.#running.begin();
-    this.#disconnect?.(new DisconnectedError("the handle was disconnected", { kind: "disconnected" }));
+    this.#leave(new DisconnectedError("the handle was disconnected", { kind: "disconnected" }));
   }
 
   /** Writes to its stdin, which was asked for with `stdin: true`. */
-  async sendStdin(data: Data): Promise<void> {
-    if (this.#running.exit !== undefined) throw new NotFoundError("the command has ended", { kind: "not_found" });
-    await this.#running.write(data);
+  sendStdin(data: Data): Promise<void> {
+    return this.#running.write(data);
   }
 
   /** Ends its stdin. */
   closeStdin(): Promise<void> {
-    return this.#running.process.stdin.end();
+    return this.#running.closeStdin();
   }
 
   /** The output from now on; what is not read holds the command back. */
   [Symbol.asyncIterator](): AsyncIterableIterator<Output> {
-    return new Subscription(this.#running);
+    return new Subscription(this.#running, this.#givenUp);
   }
 
   /** One output from now on, as a web stream. */
   readable(stream: Output["stream"]): ReadableStream<Uint8Array> {
-    const outputs = this[Symbol.asyncIterator]();
+    const outputs = new Subscription(this.#running, this.#givenUp, stream);
     return new ReadableStream<Uint8Array>(
       {
         async pull(controller): Promise<void> {
-          for (;;) {
-            const { done, value } = await outputs.next();
-            if (done === true) return controller.close();
-            if (value.stream === stream) return controller.enqueue(value.data);
-          }
+          const { done, value } = await outputs.next();
+          if (done === true) controller.close();
+          else controller.enqueue(value.data);
         },
         async cancel(): Promise<void> {
-          await outputs.return?.();
+          await outputs.return();
         },
       },
       { highWaterMark: 0 },
@@ -169,24 +184,55 @@ export class CommandHandle implements AsyncIterable<Output> {
     });
   }
 
-  readonly #take = async (output: Output): Promise<void> => {
-    const { stream, data } = output;
-    const { capture, onStdout, onStderr, onOutput } = this.#options;
-    const onText = stream === "stdout" ? onStdout : onStderr;
-    try {
-      if (capture !== false || onText !== undefined) {
-        const text = this.#decoders[stream].decode(data, { stream: true });
-        if (capture !== false) this.#texts[stream] += text;
-        await onText?.(text);
+  async #end(): Promise<Exit> {
+    const exit = await this.#running.ended;
+    // A callback that does not wait has all output even of a command that was killed.
+    await Promise.race([this.#told, this.#running.released.then(() => setImmediate())]);
+    await this.#outputs?.return();
+    return exit;
+  }
+
+  #leave(error: unknown): void {
+    this.#running.unsubscribe(this.#take);
+    this.#running.begin();
+    this.#options.signal?.removeEventListener("abort", this.#abort);
+    this.#giveUp?.(error);
+  }
+
+  async #tell(outputs: Subscription): Promise<void> {
+    const { onStdout, onStderr, onOutput } = this.#options;
+    const texts = decoders();
+    const call = async (stream: Output["stream"], text: string): Promise<void> => {
+      if (text !== "") await (stream === "stdout" ? onStdout : onStderr)?.(text);
+    };
+    for await (const output of outputs) {
+      try {
+        await call(output.stream, texts[output.stream].decode(output.data, { stream: true }));
+        await onOutput?.(output);
+      } catch (error) {
+        // The caller's own function has failed: the command is of no use any more.
+        return this.fail(error);
       }
-      await onOutput?.(output);
-    } catch (error) {
-      // The caller's own function has failed: the command is of no use any more.
-      this.fail(error);
     }
+    for (const stream of STREAMS) await call(stream, texts[stream].decode()).catch((error: unknown) => this.fail(error));
+  }
+
+  readonly #take: Sink = ({ stream, data }, taken) => {
+    if (this.#options.capture !== false) this.#texts[stream] += this.#decoders[stream].decode(data, { stream: true });
+    taken();
+  };
+
+  /** Half a character at the end becomes U+FFFD. */
+  readonly #flush = (): void => {
+    for (const stream of STREAMS) this.#texts[stream] += this.#decoders[stream].decode();
   };
 
   readonly #abort = (): void => {
-    void this.kill();
+    this.fail(cancelled("the command", this.#options.signal));
   };
+}
+
+function decoders(): Record<Output["stream"], TextDecoder> {
+  const decoder = (): TextDecoder => new TextDecoder("utf-8", { ignoreBOM: true });
+  return { stdout: decoder(), stderr: decoder() };
 }

@@ -17,14 +17,15 @@ export interface Exit {
   timedOut: boolean;
 }
 
-const SIGKILL = 9;
+export const SIGKILL = 9;
 
 export class Process {
   readonly pid: number;
+  /** Milliseconds that it may take; 0 for no limit. */
+  readonly timeout: number;
   readonly #call: Call;
   readonly #connection: Connection;
   readonly #socket: Socket;
-  readonly #timeout: number;
   readonly #started = performance.now();
   /** Whether another client has its stdin, if it was attached to. */
   readonly isStdinTaken: boolean;
@@ -35,7 +36,7 @@ export class Process {
     this.#call = call;
     this.#connection = connection;
     this.#socket = socket;
-    this.#timeout = timeout;
+    this.timeout = timeout;
   }
 
   /** Starts a program: `exec`'s fields, with outputs in frames. */
@@ -74,12 +75,22 @@ export class Process {
     return this.#call.outputs();
   }
 
-  /** Waits for its end, which comes after the last output. */
+  /** Its outputs, for one reader, which says when each was consumed. */
+  arrivals(): AsyncGenerator<Output, void, undefined> {
+    return this.#call.arrivals();
+  }
+
+  /** Lets as much again come. */
+  consumed(output: Output): void {
+    this.#call.consumed(output);
+  }
+
+  /** Waits for its end, which comes after the last output, but not until that is read. */
   async exit(): Promise<Exit> {
     try {
       const { status, timed_out } = await this.#call.answer("exited");
       const { exited, signaled } = status as { exited?: number; signaled?: number };
-      const isOver = this.#timeout > 0 && performance.now() - this.#started >= this.#timeout;
+      const isOver = this.timeout > 0 && performance.now() - this.#started >= this.timeout;
       const timedOut = timed_out === true || (signaled === SIGKILL && isOver);
       if (exited !== undefined) return { code: exited, signal: undefined, timedOut };
       if (signaled !== undefined) return { code: 128 + signaled, signal: signaled, timedOut };
@@ -109,8 +120,8 @@ export class Process {
     else this.#socket.unref();
   }
 
-  /** Ends the connection, and the program if it runs and was started here. */
-  close(): void {
-    this.#connection.close();
+  /** Ends the connection, and the program if it runs and was started here. `exit` has this error. */
+  close(error?: Error): void {
+    this.#connection.close(error);
   }
 }

@@ -1,7 +1,7 @@
 /** Terminals in a sandbox. */
 
 import type { Data } from "../data.js";
-import type { Commands } from "./commands.js";
+import { terminalSize, type Commands } from "./commands.js";
 import type { ExecOptions } from "./exec.js";
 import type { CommandHandle } from "./handle.js";
 
@@ -31,9 +31,9 @@ export class Pty {
   }
 
   /** Starts a program on a terminal. */
-  create({ rows, cols, onData, cmd = SHELL, ...exec }: PtyCreateOptions): Promise<CommandHandle> {
+  async create({ rows, cols, onData, cmd = SHELL, ...exec }: PtyCreateOptions): Promise<CommandHandle> {
     const options = { ...exec, stdin: true, capture: false, onOutput: onOutput(onData) };
-    return this.#commands.start(cmd, options, { tty: { rows, columns: cols } });
+    return this.#commands.start(cmd, options, { tty: terminalSize({ rows, cols }) });
   }
 
   /** Another handle of a terminal's program that was started here, with its output from now on. */

@@ -1,42 +1,40 @@
-/** The outputs of a command from now on, one at a time; the command waits until each was taken. */
+/** The outputs of a command from now on, one at a time; what is not taken holds the command back. */
 
 import type { Output } from "../protocol/call.js";
+import { WINDOW } from "../protocol/connection.js";
 import { Queue } from "../protocol/queue.js";
-import type { Running } from "./running.js";
+import type { Running, Sink } from "./running.js";
 
 export class Subscription implements AsyncIterableIterator<Output> {
   readonly #running: Running;
+  readonly #stream: Output["stream"] | undefined;
   readonly #queue = new Queue<{ output: Output; taken: () => void }>();
-  /** Lets the command go on after what was handed out. */
-  #taken: (() => void) | undefined;
-  #isOver = false;
+  /** Bytes in the queue. */
+  #unread = 0;
 
-  constructor(running: Running) {
+  /** Outputs of both streams, or of this one; until `givenUp` fails. */
+  constructor(running: Running, givenUp: Promise<never>, stream?: Output["stream"]) {
     this.#running = running;
+    this.#stream = stream;
     running.subscribe(this.#take);
     running.ended.then(
       () => this.#queue.end(),
       (error: Error) => this.#queue.end(error),
     );
+    givenUp.catch((error: Error) => this.#stop(error));
     running.begin();
   }
 
   async next(): Promise<IteratorResult<Output, undefined>> {
-    this.#taken?.();
-    this.#taken = undefined;
-    const item = this.#isOver ? undefined : await this.#queue.next();
+    const item = await this.#queue.next();
     if (item === undefined) return { done: true, value: undefined };
-    if (this.#isOver) item.taken();
-    else this.#taken = item.taken;
+    this.#unread -= item.output.data.length;
+    item.taken();
     return { done: false, value: item.output };
   }
 
   async return(): Promise<IteratorResult<Output, undefined>> {
-    this.#isOver = true;
-    this.#running.unsubscribe(this.#take);
-    this.#taken?.();
-    // One that was not taken yet holds the command back as well.
-    this.#queue.drop(({ taken }) => taken());
+    this.#stop();
     return { done: true, value: undefined };
   }
 
@@ -44,5 +42,16 @@ export class Subscription implements AsyncIterableIterator<Output> {
     return this;
   }
 
-  readonly #take = (output: Output): Promise<void> => new Promise((taken) => this.#queue.push({ output, taken }));
+  #stop(error?: Error): void {
+    this.#running.unsubscribe(this.#take);
+    this.#queue.drop(({ taken }) => taken(), error);
+  }
+
+  readonly #take: Sink = (output, taken) => {
+    const isOther = this.#stream !== undefined && output.stream !== this.#stream;
+    // Of a command that is not held back any more, no more is kept than of one that is.
+    if (isOther || (this.#running.isReleased && this.#unread > WINDOW)) return taken();
+    this.#unread += output.data.length;
+    this.#queue.push({ output, taken });
+  };
 }

@@ -1,9 +1,13 @@
 /** The files of a sandbox, as programs inside see them. */
 
+import { posix } from "node:path";
+
+import { unlessAborted } from "../cancel.js";
 import type { Defaults } from "../commands/exec.js";
-import type { Data } from "../data.js";
-import { FileExistsError, FileNotFoundError, ProtocolError } from "../errors.js";
+import { pieces, type Data } from "../data.js";
+import { FileExistsError, FileNotFoundError, InvalidArgumentError, ProtocolError } from "../errors.js";
 import type { Owner } from "../owner.js";
+import { MAX_U32, whole } from "../protocol/number.js";
 import { encodeText, type Text } from "../protocol/text.js";
 import { entryBelow, entryInfo, writeInfo, type EntryInfo, type WriteInfo } from "./entry.js";
 import { Operation, type Request } from "./operation.js";
@@ -12,7 +16,7 @@ import { WatchHandle, type OnEvent } from "./watch.js";
 
 export interface FilesystemOptions {
   /** As which user of the sandbox; its own unless given. */
-  user?: string;
+  user?: string | undefined;
 }
 
 export interface WriteEntry {
@@ -28,7 +32,7 @@ export interface WriteOptions extends FilesystemOptions {
 export interface WatchOptions extends FilesystemOptions {
   /** Also what is below directories in it. */
   recursive?: boolean;
-  /** Called at the end: when it is stopped, or with an error. */
+  /** Called at the end: when it is stopped, or with an error, which may be `onEvent`'s. What it throws itself is ignored. */
   onExit?: (error?: Error) => void | Promise<void>;
 }
 
@@ -54,20 +58,21 @@ export class Filesystem {
 
   /** Reads a file. A stream must be read to its end or cancelled. */
   read(path: string, opts?: Reading & { format?: "text" }): Promise<string>;
-  read(path: string, opts: Reading & { format: "bytes" }): Promise<Uint8Array>;
+  read(path: string, opts: Reading & { format: "bytes" }): Promise<Uint8Array<ArrayBuffer>>;
   read(path: string, opts: Reading & { format: "blob" }): Promise<Blob>;
   read(path: string, opts: Reading & { format: "stream" }): Promise<ReadableStream<Uint8Array>>;
   async read(
     path: string,
     { format = "text", offset = 0, length, user }: Reading & { format?: "text" | "bytes" | "blob" | "stream" } = {},
   ): Promise<string | Uint8Array | Blob | ReadableStream<Uint8Array>> {
-    const operation = await this.#start("read", path, { offset, length: length ?? null }, user);
+    const range = { offset: whole("offset", offset), length: length === undefined ? null : whole("length", length) };
+    const operation = await this.#start("read", path, range, user);
     if (format === "stream") return streamOf(operation);
-    const all: Uint8Array<ArrayBuffer>[] = [];
-    for await (const piece of operation.bytes()) all.push(new Uint8Array(piece));
-    if (format === "blob") return new Blob(all);
-    const whole = Buffer.concat(all);
-    return format === "text" ? whole.toString("utf8") : new Uint8Array(whole.buffer, whole.byteOffset, whole.length);
+    const read: Uint8Array[] = [];
+    for await (const piece of operation.bytes()) read.push(piece);
+    const bytes = joined(read);
+    if (format === "blob") return new Blob([bytes]);
+    return format === "text" ? Buffer.from(bytes.buffer).toString("utf8") : bytes;
   }
 
   /** Writes a file, or several, with the directories that are missing. What was there is replaced. */
@@ -85,15 +90,23 @@ export class Filesystem {
   }
 
   async #write(path: string, data: Data, { user, signal }: WriteOptions): Promise<WriteInfo> {
-    const fields = { existing: "truncate", mode: 0o644, parents: true };
-    const operation = await this.#start("write", path, fields, user, { stdin: true });
-    await operation.write(data, signal);
+    const what = `writing \`${path}\``;
+    const source = pieces(data);
+    try {
+      // The file keeps what it has until there is something to write.
+      const first = await unlessAborted(what, signal, source.next());
+      const fields = { existing: "truncate", mode: 0o644, parents: true };
+      const operation = await this.#start("write", path, fields, user, { stdin: true });
+      await operation.write(source, first, signal);
+    } finally {
+      source.return().catch(() => undefined);
+    }
     return writeInfo(this.#defaults.path(path));
   }
 
   /** The entries of a directory; with a `depth` above 1 also those of directories in it. */
   async list(path: string, { depth = 1, user }: FilesystemOptions & { depth?: number } = {}): Promise<EntryInfo[]> {
-    const operation = await this.#start("list", path, { depth }, user);
+    const operation = await this.#start("list", path, { depth: whole("depth", depth, 1, MAX_U32) }, user);
     const directory = this.#defaults.path(path);
     const entries: EntryInfo[] = [];
     for await (const reply of operation.replies()) {
@@ -131,11 +144,19 @@ export class Filesystem {
     await (await this.#start("remove", path, { recursive: true }, user)).done();
   }
 
-  /** Gives a file another path; a file that is there is replaced. */
+  /** Gives a file another path, with the directories that are missing; a file that is there is replaced. */
   async rename(oldPath: string, newPath: string, { user }: FilesystemOptions = {}): Promise<EntryInfo> {
-    const fields = { from: this.#path(oldPath), to: this.#path(newPath), replace: true };
-    await (await this.#start("rename", oldPath, fields, user)).done();
-    return this.getInfo(newPath, user === undefined ? {} : { user });
+    const from = this.#path(oldPath);
+    const fields = { type: "rename", from, to: this.#path(newPath), replace: true };
+    const rename = async (): Promise<void> => (await this.#start(`rename \`${oldPath}\` to`, newPath, fields, user)).done();
+    try {
+      await rename();
+    } catch (error) {
+      if (!(error instanceof FileNotFoundError) || !(await this.exists(oldPath, { user }))) throw error;
+      await this.#makeDirectory(posix.dirname(this.#defaults.path(newPath)), true, user);
+      await rename();
+    }
+    return this.getInfo(newPath, { user });
   }
 
   /** Makes a directory and those above it; false if it is there. */
@@ -191,8 +212,21 @@ export class Filesystem {
   }
 
   #path(path: string): Text {
+    // It would be the working directory.
+    if (path === "") throw new InvalidArgumentError("a path is not empty", { kind: "invalid" });
     return encodeText(this.#defaults.path(path));
   }
+}
+
+/** All bytes, in a buffer of their own. */
+function joined(pieces: readonly Uint8Array[]): Uint8Array<ArrayBuffer> {
+  const all = new Uint8Array(pieces.reduce((size, { length }) => size + length, 0));
+  let at = 0;
+  for (const piece of pieces) {
+    all.set(piece, at);
+    at += piece.length;
+  }
+  return all;
 }
 
 function streamOf(operation: Operation): ReadableStream<Uint8Array> {

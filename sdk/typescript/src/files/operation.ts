@@ -1,8 +1,9 @@
 /** One operation on files: a command of the agent's own. */
 
+import { cancelled } from "../cancel.js";
 import { Process } from "../commands/process.js";
-import { feed, type Data } from "../data.js";
-import { CancelledError, CommandStartError, errorOfFile, ProtocolError } from "../errors.js";
+import { feed, type Pieces } from "../data.js";
+import { CommandStartError, errorOfFile, ProtocolError } from "../errors.js";
 import type { Owner } from "../owner.js";
 import { textString } from "../protocol/text.js";
 import { ReplyDecoder, type Reply } from "./replies.js";
@@ -87,19 +88,17 @@ export class Operation {
     }
   }
 
-  /** Writes all of the data, and waits for the end. If its source fails, half of it is there. */
-  async write(data: Data, signal?: AbortSignal): Promise<void> {
+  /** Writes all pieces, of which the first was taken, and waits for the end. If their source fails, half of it is there. */
+  async write(source: Pieces, first: IteratorResult<Uint8Array, void>, signal?: AbortSignal): Promise<void> {
     let failed: { error: unknown } | undefined;
     const fail = (error: unknown): void => {
       failed ??= { error };
       this.cancel();
     };
-    const abort = (): void => {
-      fail(new CancelledError(`writing \`${this.#purpose.path}\` was cancelled`, { kind: "cancelled", cause: signal?.reason }));
-    };
+    const abort = (): void => fail(cancelled(`writing \`${this.#purpose.path}\``, signal));
     signal?.addEventListener("abort", abort);
     if (signal?.aborted) abort();
-    else feed(data, this.#process.stdin).catch(fail);
+    else feed(source, this.#process.stdin, Promise.resolve(first)).catch(fail);
     try {
       await this.done();
     } catch (error) {

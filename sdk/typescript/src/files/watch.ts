@@ -1,5 +1,7 @@
 /** Changes of a directory. */
 
+import { AsyncLocalStorage } from "node:async_hooks";
+
 import { textString } from "../protocol/text.js";
 import type { Operation } from "./operation.js";
 import type { Reply } from "./replies.js";
@@ -35,6 +37,9 @@ const TYPES: Record<string, FilesystemEventType> = {
 
 export type OnEvent = (event: FilesystemEvent) => void | Promise<void>;
 
+/** Whose callback runs. */
+const calling = new AsyncLocalStorage<WatchHandle>();
+
 /** Watches until it is stopped, or the directory is gone. */
 export class WatchHandle implements AsyncDisposable {
   readonly #operation: Operation;
@@ -43,18 +48,21 @@ export class WatchHandle implements AsyncDisposable {
 
   constructor(operation: Operation, onEvent: OnEvent, onExit?: (error?: Error) => void | Promise<void>) {
     this.#operation = operation;
-    this.#ended = this.#run(onEvent).then(
-      () => onExit?.(),
-      (error: Error) => onExit?.(this.#isStopped ? undefined : error),
-    );
-    this.#ended.catch(() => undefined);
+    const exit = (error?: Error): unknown => calling.run(this, () => onExit?.(this.#isStopped ? undefined : error));
+    // What `onExit` throws is no failure of the watch's.
+    this.#ended = this.#run(onEvent)
+      .then(() => exit(), exit)
+      .then(
+        () => undefined,
+        () => undefined,
+      );
   }
 
-  /** Stops; no event comes after it. */
+  /** Stops; no event comes after it. Waits for a callback that runs, unless that is what calls it. */
   async stop(): Promise<void> {
     this.#isStopped = true;
     this.#operation.cancel();
-    await this.#ended;
+    if (calling.getStore() !== this) await this.#ended;
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -65,7 +73,7 @@ export class WatchHandle implements AsyncDisposable {
     for await (const reply of this.#operation.replies()) {
       const event = eventOf(reply);
       if (this.#isStopped) return;
-      if (event !== undefined) await onEvent(event);
+      if (event !== undefined) await calling.run(this, () => onEvent(event));
     }
   }
 }

@@ -94,12 +94,21 @@ export class Call {
 
   /** The outputs as they come. More of them is granted when the next one is asked for. */
   async *outputs(): AsyncGenerator<Output, void, undefined> {
-    for (let output; (output = await this.#outputs.next()) !== undefined; ) {
+    for await (const output of this.arrivals()) {
       yield output;
-      const { stream, data } = output;
-      this.#open[stream] += data.length;
-      if (!this.#isOver) this.send({ type: "credit", stream, bytes: data.length });
+      this.consumed(output);
     }
+  }
+
+  /** The outputs as they come, a window of each at most; more is granted by `consumed`. */
+  async *arrivals(): AsyncGenerator<Output, void, undefined> {
+    for (let output; (output = await this.#outputs.next()) !== undefined; ) yield output;
+  }
+
+  /** Grants as much again as this output has. */
+  consumed({ stream, data }: Output): void {
+    this.#open[stream] += data.length;
+    if (!this.#isOver) this.send({ type: "credit", stream, bytes: data.length });
   }
 
   /** Says something more about the request, which is not answered. */

@@ -5,9 +5,13 @@ import type { Readable, Writable } from "node:stream";
 import { DisconnectedError, InvalidArgumentError, ProtocolError } from "../errors.js";
 import { Call, type Message, type Output } from "./call.js";
 import { Decoder, encode, Kind, MAX_MESSAGE, PREAMBLE } from "./frame.js";
+import { halfPair } from "./text.js";
 
 /** Bytes of an output that may be sent before they are consumed: what a request has if it does not say. */
-const WINDOW = 256 << 10;
+export const WINDOW = 256 << 10;
+
+/** What JSON.stringify makes of half a surrogate pair; a backslash in a string is doubled. */
+const HALF_PAIR = /(?<!\\)(?:\\\\)*\\ud[89a-f]/;
 
 /** Both directions of bytes. */
 export interface Transport {
@@ -81,9 +85,9 @@ export class Connection {
     this.#onEnd = callback;
   }
 
-  /** Ends it, and all requests with it. */
-  close(): void {
-    this.#end(new DisconnectedError("the connection was closed", { kind: "disconnected" }));
+  /** Ends it, and all requests with it by this error. */
+  close(error: Error = new DisconnectedError("the connection was closed", { kind: "disconnected" })): void {
+    this.#end(error);
   }
 
   #newCall(number: number): Call {
@@ -97,7 +101,9 @@ export class Connection {
   }
 
   #send(number: number, message: object): void {
-    const body = Buffer.from(JSON.stringify(message));
+    const json = JSON.stringify(message);
+    if (HALF_PAIR.test(json)) throw halfPair();
+    const body = Buffer.from(json);
     if (body.length > MAX_MESSAGE) {
       throw new InvalidArgumentError("the request is longer than a frame of the protocol", { kind: "invalid" });
     }

@@ -7,8 +7,13 @@ export type Text = string | { base64: string };
 /** Encodes a string, or bytes. */
 export function encodeText(text: string | Uint8Array): Text {
   if (typeof text !== "string") return { base64: Buffer.from(text).toString("base64") };
-  if (/\p{Surrogate}/u.test(text)) throw new InvalidArgumentError("a string is half a surrogate pair, which has no UTF-8");
+  if (/\p{Surrogate}/u.test(text)) throw halfPair();
   return text;
+}
+
+/** The error for a string that can't be encoded. */
+export function halfPair(): InvalidArgumentError {
+  return new InvalidArgumentError("a string has half a surrogate pair, which has no UTF-8", { kind: "invalid" });
 }
 
 /** Decodes to bytes. */

@@ -1,6 +1,6 @@
 /** Sandboxes that are there. */
 
-import { SandboxNotFoundError } from "../errors.js";
+import { SandboxError, SandboxNotFoundError } from "../errors.js";
 import { micaJson } from "../mica.js";
 import { sandboxInfo, type SandboxInfo } from "./info.js";
 import type { SandboxRecord } from "./record.js";
@@ -28,7 +28,9 @@ export class SandboxPaginator implements AsyncIterable<SandboxInfo> {
     return this.#hasNext;
   }
 
+  /** All of them, once; as in E2B, an error where `hasNext` is false. */
   async nextItems(): Promise<SandboxInfo[]> {
+    if (!this.#hasNext) throw new SandboxError("no more sandboxes to list");
     this.#hasNext = false;
     const { metadata = {}, state = ["running", "paused"] } = this.#opts.query ?? {};
     const labels = Object.entries(metadata).map(([name, value]) => `--filter=label=${name}=${value}`);

@@ -1,10 +1,12 @@
 /** The requests that make sandboxes, and what becomes of these when the caller gives up. */
 
-import { CancelledError } from "../errors.js";
+import { cancelled, unlessAborted } from "../cancel.js";
 import { askOwner } from "../owner.js";
 import { server } from "../server.js";
 import { pullProgress, type OnProgress } from "../store/progress.js";
 import type { SandboxRecord } from "./record.js";
+
+const WHAT = "making a sandbox";
 
 /** A sandbox that was made. */
 export interface Made {
@@ -23,8 +25,7 @@ export interface MakeOptions {
  * @throws CancelledError if the caller's signal says so, or what its `onProgress` throws: then none is left
  */
 export async function make(request: object, { onProgress, signal }: MakeOptions = {}): Promise<Made[]> {
-  const { connection } = await server();
-  if (signal?.aborted) throw cancelled(signal);
+  const { connection } = await unlessAborted(WHAT, signal, server());
   const call = connection.call(request);
   const made = call.answer("sandboxes").then((message) => message["sandboxes"] as Made[]);
   made.finally(() => call.over()).catch(() => undefined);
@@ -38,8 +39,9 @@ export async function make(request: object, { onProgress, signal }: MakeOptions 
       made.then((all) => Promise.all(all.map(kill))).catch(() => undefined);
       reject(error);
     };
-    const abort = (): void => giveUp(cancelled(signal));
+    const abort = (): void => giveUp(cancelled(WHAT, signal));
     signal?.addEventListener("abort", abort);
+    if (signal?.aborted) abort();
     // One after the other, and before the sandboxes.
     let told: Promise<unknown> = Promise.resolve();
     call.onProgress((message) => {
@@ -64,8 +66,4 @@ export async function make(request: object, { onProgress, signal }: MakeOptions 
 
 async function kill({ directory, record: { name } }: Made): Promise<void> {
   await askOwner({ directory, name }, { type: "kill" }, "stopped");
-}
-
-function cancelled(signal: AbortSignal | undefined): CancelledError {
-  return new CancelledError("making a sandbox was cancelled", { kind: "cancelled", cause: signal?.reason });
 }

@@ -1,6 +1,8 @@
 /** What a sandbox is made of. */
 
+import { checkEnvs } from "../commands/exec.js";
 import { InvalidArgumentError } from "../errors.js";
+import { timeLimit } from "../protocol/number.js";
 import type { OnProgress } from "../store/progress.js";
 
 /** `true` for a flag, a list for an option that may be repeated, an object for names and values. */
@@ -12,7 +14,7 @@ export interface SandboxOptions {
   envs?: Record<string, string>;
   /** Labels, for `Sandbox.list`. */
   metadata?: Record<string, string>;
-  /** Milliseconds until it is ended; no limit unless given. */
+  /** Milliseconds until it is ended; no limit unless given, or with Infinity. */
   timeoutMs?: number;
   /** Milliseconds without commands and clients after which it is ended, once it is detached. */
   idleTimeoutMs?: number;
@@ -58,8 +60,14 @@ export function requestOptions(opts: SandboxOptions): Record<string, OptionValue
     options[name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)] = value;
   }
   if (snapshot !== undefined) options["from"] = snapshot;
-  if (envs !== undefined) options["env"] = envs;
-  if (metadata !== undefined) options["label"] = metadata;
+  if (envs !== undefined) checkEnvs((options["env"] = envs));
+  if (metadata !== undefined) {
+    for (const name of Object.keys(metadata)) {
+      if (name !== "" && !name.includes("=")) continue;
+      throw new InvalidArgumentError(`\`${name}\` is no name of metadata`, { kind: "invalid" });
+    }
+    options["label"] = metadata;
+  }
   if (timeoutMs !== undefined) options["max-life"] = seconds("timeoutMs", timeoutMs);
   if (idleTimeoutMs !== undefined) options["idle-timeout"] = seconds("idleTimeoutMs", idleTimeoutMs);
   if (allowInternetAccess === false) options["net"] = "none";
@@ -72,8 +80,7 @@ export function requestOptions(opts: SandboxOptions): Record<string, OptionValue
 
 /** mica takes whole seconds: what is begun counts. */
 function seconds(name: string, milliseconds: number): string {
-  if (!(milliseconds >= 0)) throw new InvalidArgumentError(`${name} is a number of milliseconds`, { kind: "invalid" });
-  return `${Math.ceil(milliseconds / 1000)}s`;
+  return `${Math.ceil(timeLimit(name, milliseconds) / 1000)}s`;
 }
 
 function list(value: OptionValue): readonly string[] {

@@ -10,6 +10,7 @@ import { NotFoundError, SandboxNotRunningError } from "../errors.js";
 import { Filesystem } from "../files/files.js";
 import { mica, micaJson } from "../mica.js";
 import { askOwner, type Owner } from "../owner.js";
+import { MAX_U32, timeLimit, whole } from "../protocol/number.js";
 import { server } from "../server.js";
 import { snapshots, type SnapshotInfo } from "../store/snapshots.js";
 import { find, SandboxPaginator, type SandboxListOptions } from "./find.js";
@@ -28,9 +29,9 @@ export class Sandbox implements AsyncDisposable {
   readonly files: Filesystem;
   readonly pty: Pty;
   readonly #owner: Owner;
-  readonly #record: SandboxRecord;
+  #record: SandboxRecord;
   /** Milliseconds since 1970 at which it was started. */
-  readonly #startedAt: number;
+  #startedAt: number;
 
   private constructor({ directory, record }: Made) {
     this.sandboxId = record.id;
@@ -73,6 +74,14 @@ export class Sandbox implements AsyncDisposable {
     return sandbox;
   }
 
+  /** Lets it continue if it is paused, and starts it again if it has ended and kept its disk. */
+  async connect(): Promise<this> {
+    const again = await Sandbox.connect(this.sandboxId);
+    this.#record = again.#record;
+    this.#startedAt = again.#startedAt;
+    return this;
+  }
+
   /** Lists sandboxes: those that run or are paused, unless `query` says otherwise. */
   static list(opts: SandboxListOptions = {}): SandboxPaginator {
     return new SandboxPaginator(opts);
@@ -101,7 +110,7 @@ export class Sandbox implements AsyncDisposable {
 
   /** Ends it in order, so that its disk has all that was written; false if it does not run. */
   async stop(opts: { graceMs?: number } = {}): Promise<boolean> {
-    return this.#end({ type: "stop", grace: opts.graceMs ?? GRACE });
+    return this.#end({ type: "stop", grace: whole("graceMs", Math.ceil(opts.graceMs ?? GRACE)) });
   }
 
   async #end(request: object): Promise<boolean> {
@@ -131,10 +140,11 @@ export class Sandbox implements AsyncDisposable {
     return sandboxInfo(await find(this.sandboxId));
   }
 
-  /** Ends it in so many milliseconds from now; 0 for never. */
+  /** Ends it in so many milliseconds from now; 0 or Infinity for never. */
   async setTimeout(timeoutMs: number): Promise<void> {
-    const life = timeoutMs === 0 ? 0 : Math.ceil(Math.max(Date.now() - this.#startedAt, 0) + timeoutMs);
-    await this.#ask({ type: "expire", max_life: life }, "expires");
+    const limit = timeLimit("timeoutMs", timeoutMs);
+    const life = limit === 0 ? 0 : Math.ceil(Math.max(Date.now() - this.#startedAt, 0) + limit);
+    await this.#ask({ type: "expire", max_life: whole("timeoutMs", life) }, "expires");
   }
 
   /** Stops its processors until `resume`. */
@@ -178,7 +188,7 @@ export class Sandbox implements AsyncDisposable {
 
   /** Makes copies that continue where it is (KVM only). They end with this process. */
   async fork(opts: { count?: number } = {}): Promise<Sandbox[]> {
-    const made = await make({ type: "fork", sandbox: this.sandboxId, count: opts.count ?? 1 });
+    const made = await make({ type: "fork", sandbox: this.sandboxId, count: whole("count", opts.count ?? 1, 1, MAX_U32) });
     return made.map((one) => new Sandbox(one));
   }
 

@@ -255,7 +255,7 @@ async fn give_up(interpreter: &mut Interpreter, number: u64) -> Result<(), Probl
     timeout(GRACE, rest).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// What the client hears of a reply.
+/// Returns the client's message for a reply; None if there is none.
 fn told(mut reply: Map<String, Value>) -> Option<Value> {
     reply.remove("request");
     let kind = reply.get("type")?.as_str()?.to_owned();

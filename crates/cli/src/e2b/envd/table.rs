@@ -1,4 +1,4 @@
-//! The commands of this server's clients, and who hears their output.
+//! The commands of this server's clients, and the clients that receive their output.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

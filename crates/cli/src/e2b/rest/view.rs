@@ -17,7 +17,7 @@ pub const ENVD_VERSION: &str = "0.6.4";
 /// MiB of a disk whose size is not limited but by the machine's memory.
 const NO_DISK: u64 = 0;
 
-/// What the maker of a sandbox, and who connects to it, has to know.
+/// The reply to a request that creates a sandbox or connects to one.
 pub fn access(server: &Server, served: &Served) -> Value {
     json!({
         "templateID": served.label.template,

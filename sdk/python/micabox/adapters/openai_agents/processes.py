@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from micabox import (
     AsyncCommandHandle,
     AsyncSandbox,
     CommandExitException,
+    NotFoundException,
     SandboxException,
     SandboxNotRunningException,
 )
@@ -102,7 +104,8 @@ class Processes:
         if chars and not process.has_stdin:
             raise RuntimeError("stdin is not available for this process")
         if chars:
-            await process.handle.send_stdin(chars)
+            with contextlib.suppress(NotFoundException):  # it has ended, as is told below
+                await process.handle.send_stdin(chars)
         wait = _WRITE if seconds is None else int(seconds * 1000)
         wait = resolve_pty_write_yield_time_ms(yield_time_ms=wait, input_empty=not chars)
         return await self._update(number, wait, max_tokens)
