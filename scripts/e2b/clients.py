@@ -437,6 +437,7 @@ class Code(unittest.TestCase):
         assert failed.error
         self.assertEqual(failed.error.name, "ZeroDivisionError")
         self.assertEqual(box.run_code("import os; os.environ['V']", envs={"V": "7"}).text, "'7'")
+        self.assertEqual(box.run_code("'V' in os.environ").text, "False")
         context = box.create_code_context(cwd="/tmp")
         self.assertEqual(box.run_code("os.getcwd()", context=context).error.name, "NameError")
         self.assertEqual(box.run_code("import os; os.getcwd()", context=context).text, "'/tmp'")

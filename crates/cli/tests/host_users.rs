@@ -169,6 +169,10 @@ fn a_user_without_subordinate_ids_is_told_that_all_files_are_roots() {
         "{}",
         other.stderr()
     );
+    // The agent is the same user's, so no command may trace it.
+    let capabilities = "grep CapEff: /proc/self/status | tr -d '[:space:]'";
+    let traces = user.run(&["--net", "none", "--cap-add", "SYS_PTRACE"], capabilities);
+    assert_eq!(traces.stdout(), "CapEff:00000000a80425fb");
     // What takes a control group is refused where there is none.
     let limited = user.run(&["--pids-limit", "100"], "true");
     assert!(

@@ -25,6 +25,26 @@ FORMATS = {
 }
 
 
+# Variables that one execution has. What was there before is kept in a module that code does not meet.
+SET = """
+def _micabox(os, kept, given):
+    kept.micabox_environment = {{name: os.environ.get(name) for name in given}}
+    os.environ.update(given)
+_micabox(__import__("os"), __import__("posix"), {!r})
+del _micabox
+"""
+UNSET = """
+def _micabox(os, kept):
+    for name, value in kept.micabox_environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+_micabox(__import__("os"), __import__("posix"))
+del _micabox
+"""
+
+
 def shown(content):
     found, extra = {}, {}
     for kind, value in content["data"].items():
@@ -54,9 +74,16 @@ class Kernel:
     def run(self, request):
         self.request = request["request"]
         if request["envs"]:
-            code = "__import__('os').environ.update({!r})".format(request["envs"])
-            self.client.execute(code, silent=True)
+            self.client.execute(SET.format(request["envs"]), silent=True)
         asked = self.client.execute(request["code"], allow_stdin=False)
+        try:
+            self.pass_on(asked)
+        finally:
+            # Not before: a request that waits is dropped when the one before it fails.
+            if request["envs"]:
+                self.client.execute(UNSET, silent=True)
+
+    def pass_on(self, asked):
         count = None
         while True:
             try:
