@@ -63,6 +63,27 @@ fn changes_in_memory_are_listed_and_become_an_image() {
     world.assert_nothing_left();
 }
 
+/// The kernel says so once, to whichever program asks it first.
+#[test]
+#[ignore = "needs root: mounts filesystems"]
+fn what_had_no_room_is_not_committed() {
+    let world = World::new();
+    world.mica("mount --rw --size 1M box a").ok();
+    shell(&world.path("a"), "head -c 3000000 /dev/zero >large || true");
+    assert_ne!(world.mica("commit a torn").code(), 0);
+    let again = world.mica("commit a torn");
+    assert_eq!(again.code(), 1);
+    assert!(
+        again.stderr().contains("1 of its files lack"),
+        "{}",
+        again.stderr()
+    );
+    shell(&world.path("a"), "rm large; echo small >small");
+    world.mica("commit a whole").ok();
+    world.mica("umount a").ok();
+    world.assert_nothing_left();
+}
+
 #[test]
 #[ignore = "needs root: mounts filesystems"]
 fn a_directory_is_below_changes_in_memory() {

@@ -74,11 +74,27 @@ impl Filesystem {
     /// `ENOSPC`, `EFBIG`, `EISDIR`, `EINVAL`, `ESTALE`.
     pub fn write_back(&self, number: u64, offset: u64, data: &[u8]) -> Result<()> {
         let inode = self.inode(number)?;
-        self.keep(&inode)?;
-        inode
-            .contents_mut()?
-            .write(offset, data, true, self.room())?;
-        Ok(())
+        let kept = self.keep(&inode);
+        let mut contents = inode.contents_mut()?;
+        let written = kept.and_then(|()| contents.write(offset, data, true, self.room()));
+        if written == Err(Errno::NOSPC) {
+            contents.tear();
+        }
+        written.map(drop)
+    }
+
+    /// Returns how many files lack bytes that programs wrote: the kernel had accepted them, and they had no room when it
+    /// wrote them back ([`write_back`](Self::write_back)). A file that is made empty lacks none from then on.
+    #[must_use]
+    pub fn torn_files(&self) -> usize {
+        let mut count = 0;
+        self.inodes.each(|inode| {
+            let is_torn = inode.contents().is_ok_and(|contents| contents.is_torn());
+            if is_torn && inode.state().links > 0 {
+                count += 1;
+            }
+        });
+        count
     }
 
     /// Makes a range be in memory, and the file as long, unless `keep_size`.

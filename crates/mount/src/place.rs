@@ -162,14 +162,11 @@ impl Place {
     }
 
     /// Makes the kernel write what it has cached. It may be unmounted already, which wrote it.
-    ///
-    /// # Errors
-    /// [`Errno::NOSPC`] if there was no room for something that was written since this was last called.
-    pub fn flush(&self) -> Result<(), Errno> {
+    /// Which files had no room for it, their filesystem knows ([`torn_files`](crate::Filesystem::torn_files)).
+    pub fn flush(&self) {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match open(&self.path, flags, Mode::empty()) {
-            Ok(root) => syncfs(root),
-            Err(_) => Ok(()),
+        if let Ok(root) = open(&self.path, flags, Mode::empty()) {
+            let _ = syncfs(root);
         }
     }
 

@@ -1,7 +1,6 @@
 //! `mica memfs`
 
 use std::ffi::OsString;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -118,7 +117,7 @@ fn run(args: &Args) -> Outcome {
             Ok(0)
         }
     };
-    let flushed = place.flush();
+    place.flush();
     place.unmount();
     // The kernel gives back what it has cached, unless a process still uses the filesystem.
     let deadline = Instant::now() + LAST_REQUESTS;
@@ -133,14 +132,17 @@ fn run(args: &Args) -> Outcome {
                 "a program still uses the filesystem: what it writes from now on is not saved";
             return Err(Failure::new(what));
         }
-        flushed.map_err(|errno| {
-            let what = "not all that was written is saved";
-            let hint =
-                "--size and --inodes give more room; with `--cache none`, writes without room fail";
-            Failure::of(&io::Error::from(errno))
-                .context(what)
-                .hint(hint)
-        })
+        match files.torn_files() {
+            0 => Ok(()),
+            count => {
+                let what = format!(
+                    "{count} of the saved files lack what was written last: there was no room"
+                );
+                let hint =
+                    "--size and --inodes give more; with `--cache none`, writes without room fail";
+                Err(Failure::new(what).hint(hint))
+            }
+        }
     });
     if !is_used {
         server.join().unwrap_or(Ok(())).map_err(failed)?;

@@ -36,6 +36,8 @@ pub(crate) struct Contents {
     pages: u64,
     /// What shows where no page is.
     below: Option<Box<Below>>,
+    /// Bytes that a program wrote had no room, since the file was last empty.
+    is_torn: bool,
 }
 
 /// A chunk's place: its start in the file and its length.
@@ -345,7 +347,18 @@ impl Contents {
             self.punch(size, u64::MAX, room)?;
         }
         self.size = size;
+        self.is_torn &= size > 0;
         Ok(())
+    }
+
+    /// Notes that bytes which a program wrote had no room.
+    pub(crate) fn tear(&mut self) {
+        self.is_torn = true;
+    }
+
+    /// Returns whether bytes that a program wrote are missing.
+    pub(crate) fn is_torn(&self) -> bool {
+        self.is_torn
     }
 
     /// Makes the file at least this long.

@@ -58,6 +58,11 @@ impl Changed {
     fn write(&self, [asked]: [u8; 1], output: &mut impl Write) -> Result<(), Fault> {
         let _frozen = self.tree.freeze();
         let files = self.tree.files();
+        let torn = files.torn_files();
+        if asked == LAYER && torn > 0 {
+            let what = "of its files lack what was written to them: there was no room (--size); write them anew";
+            return Err(Fault::asked(format!("{torn} {what}")));
+        }
         let layer = match &self.merged {
             Some(merged) => Layer::with_upper(files, Arc::clone(merged)),
             None => Layer::new(files),
