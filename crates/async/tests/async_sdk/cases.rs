@@ -229,6 +229,8 @@ async fn wrong_input_has_the_same_error_in_every_language() {
         };
         if is_killed("before") {
             kill().await;
+            // Waits until this client's connection has ended as well.
+            own.kill().await.unwrap();
         }
         let is_killed_during = is_killed("during");
         let killed = async {

@@ -87,7 +87,9 @@ fn find(initrd: &File) -> io::Result<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Read, Write};
+    use std::fs::Permissions;
+    use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
 
     fn entry(name: &str, data: &[u8]) -> Vec<u8> {
         let numbers = (0..13).map(|index| match index {
@@ -116,11 +118,12 @@ mod tests {
             entry("init", b"agent!"),
         ];
         let copy = copy_out(&file(&archive.concat())).unwrap();
-        let mut copy = File::from(copy);
-        let mut bytes = Vec::new();
-        copy.read_to_end(&mut bytes).unwrap();
-        assert_eq!(bytes, b"agent!");
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&copy));
+        let metadata = std::fs::metadata(&path).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o111);
+        // Its owner may change that.
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"agent!");
         let writable = File::options().write(true).open(path).unwrap();
         (&writable).write_all(b"x").unwrap_err();
     }
