@@ -402,6 +402,11 @@ fn files_are_read_written_and_listed_as_tools_and_resources() {
     bytes["path"] = json!("/tmp/bytes");
     assert_eq!(client.tool("write_file", bytes), json!({"bytes": 2}));
     assert_eq!(client.sh(&id, "cat '/w/a b/c'").1, "né\nbytes /w==");
+    // A relative path begins where commands do.
+    client.tool("write_file", write("own/file", "here"));
+    assert_eq!(client.sh(&id, "cat own/file /srv/own/file").1, "herehere");
+    let said = client.refused("write_file", write("", "x"));
+    assert!(said.contains("the path is empty"), "{said}");
     let stat = "stat -c '%a %u' /tmp/bytes; od -An -tx1 /tmp/bytes";
     assert_eq!(client.sh(&id, stat).1, "755 1000\n ff 00\n");
 

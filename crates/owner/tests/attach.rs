@@ -14,27 +14,13 @@ use micabox_owner::protocol::{
     Attach, ConfinementChange, Exec, Kind, Place, Reply, Request, Stream,
 };
 use micabox_wire::{Confinement, ExitStatus, MAX_DATA, ToGuest, ToHost};
-use support::{Fixture, confinement, framed, output, reply, start};
+use support::{Fixture, confinement, detached, framed, output, reply, start};
 
 /// The window of a command that requests none.
 const WINDOW: usize = 256 << 10;
 
 const PIPE: i32 = 13;
 const TERM: i32 = 15;
-
-/// Starts the first command of a sandbox that its creator leaves to itself.
-fn detached(fixture: &mut Fixture, stdin_window: u32) -> u32 {
-    let mut client = fixture.connect();
-    let exec = Exec {
-        stdin: Place::Idle,
-        stdout: Place::Log,
-        stderr: Place::Log,
-        lifetime: true,
-        detach: true,
-        ..framed()
-    };
-    start(&mut client, &mut fixture.guest, exec, stdin_window)
-}
 
 /// Attaches a client with pipes. Returns the client, our end of its stdin, and that of its stdout.
 fn attach(fixture: &Fixture) -> (Client, std::io::PipeWriter, std::io::PipeReader) {
@@ -571,62 +557,4 @@ fn another_user_is_refused() {
     };
     assert_eq!(received(0), "12\n");
     assert_eq!(received(65_534), "0\n");
-}
-
-/// Lets the sandbox continue without its creator, and sets when it ends.
-fn expiring(fixture: &mut Fixture, idle_timeout: Option<u64>, max_life: Option<u64>) -> Client {
-    fixture.creator.request(1, &Request::Detach, &[]).unwrap();
-    assert_eq!(reply(&mut fixture.creator, 1), Reply::Detached);
-    fixture.creator.hang_up();
-    let request = Request::Expire {
-        idle_timeout,
-        max_life,
-    };
-    let mut client = fixture.connect();
-    client.request(1, &request, &[]).unwrap();
-    let expected = Reply::Expires {
-        idle_timeout: idle_timeout.unwrap_or(0),
-        max_life: max_life.unwrap_or(0),
-    };
-    assert_eq!(reply(&mut client, 1), expected);
-    client
-}
-
-#[test]
-fn a_sandbox_that_nobody_uses_ends_by_itself() {
-    let mut fixture = Fixture::booted();
-    let mut client = expiring(&mut fixture, Some(300), None);
-    let (used, begun) = (Duration::from_millis(600), Instant::now());
-    std::thread::sleep(used);
-    // Its client can start a command, which is not the first one and continues without it.
-    let exec = Exec {
-        stdin: Place::Null,
-        stdout: Place::Null,
-        stderr: Place::Null,
-        detach: true,
-        ..framed()
-    };
-    let id = start(&mut client, &mut fixture.guest, exec, 0);
-    let signal = Request::SignalFirst { signal: TERM };
-    client.request(2, &signal, &[]).unwrap();
-    assert!(matches!(reply(&mut client, 2), Reply::Failed(_)));
-    drop(client);
-    std::thread::sleep(used);
-    let status = ExitStatus::Exited(0);
-    fixture.guest.send(ToHost::Exited { id, status });
-    while fixture.guest.receive() != ToGuest::Shutdown {}
-    // 300 ms, less what the clocks of a virtual machine's processors may differ by.
-    assert!(begun.elapsed() >= 2 * used + Duration::from_millis(200));
-}
-
-#[test]
-fn a_sandbox_ends_at_its_age_whatever_runs() {
-    let mut fixture = Fixture::booted();
-    let client = expiring(&mut fixture, None, Some(500));
-    let id = detached(&mut fixture, 0);
-    assert_eq!(
-        fixture.guest.receive(),
-        ToGuest::Signal { id, signal: TERM }
-    );
-    drop(client);
 }

@@ -160,7 +160,7 @@ test("a callback that never settles does not hold up the end of what is killed",
   assert.equal((await waiting).stdout, "\n");
 });
 
-test("the end of a sandbox is the end of its commands, whoever reads them", async () => {
+test("commands end with their sandbox, even if their output is unread", async () => {
   const own = await hostBox();
   const stuck = await own.commands.run("yes", { background: true, stdin: true, onStdout: () => new Promise<void>(() => undefined) });
   const unread = await own.commands.run("yes", { background: true, capture: false });

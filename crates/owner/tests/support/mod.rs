@@ -404,3 +404,17 @@ pub fn read_all(mut reader: impl Read) -> Vec<u8> {
     reader.read_to_end(&mut bytes).unwrap();
     bytes
 }
+
+/// Starts the first command of a sandbox that its creator leaves to itself.
+pub fn detached(fixture: &mut Fixture, stdin_window: u32) -> u32 {
+    let mut client = fixture.connect();
+    let exec = Exec {
+        stdin: Place::Idle,
+        stdout: Place::Log,
+        stderr: Place::Log,
+        lifetime: true,
+        detach: true,
+        ..framed()
+    };
+    start(&mut client, &mut fixture.guest, exec, stdin_window)
+}

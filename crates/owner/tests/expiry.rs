@@ -1,0 +1,70 @@
+//! Sandboxes that end by themselves: unused for a time, or at an age.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use micabox_owner::Client;
+use micabox_owner::protocol::{Exec, Place, Reply, Request};
+use micabox_wire::{ExitStatus, ToGuest, ToHost};
+use support::{Fixture, detached, framed, reply, start};
+
+const TERM: i32 = 15;
+
+/// Lets the sandbox continue without its creator, and sets when it ends.
+fn expiring(fixture: &mut Fixture, idle_timeout: Option<u64>, max_life: Option<u64>) -> Client {
+    fixture.creator.request(1, &Request::Detach, &[]).unwrap();
+    assert_eq!(reply(&mut fixture.creator, 1), Reply::Detached);
+    fixture.creator.hang_up();
+    let request = Request::Expire {
+        idle_timeout,
+        max_life,
+    };
+    let mut client = fixture.connect();
+    client.request(1, &request, &[]).unwrap();
+    let expected = Reply::Expires {
+        idle_timeout: idle_timeout.unwrap_or(0),
+        max_life: max_life.unwrap_or(0),
+    };
+    assert_eq!(reply(&mut client, 1), expected);
+    client
+}
+
+#[test]
+fn an_unused_sandbox_ends_by_itself() {
+    let mut fixture = Fixture::booted();
+    let mut client = expiring(&mut fixture, Some(300), None);
+    let (used, begun) = (Duration::from_millis(600), Instant::now());
+    std::thread::sleep(used);
+    // Its client can start a command, which is not the first one and continues without it.
+    let exec = Exec {
+        stdin: Place::Null,
+        stdout: Place::Null,
+        stderr: Place::Null,
+        detach: true,
+        ..framed()
+    };
+    let id = start(&mut client, &mut fixture.guest, exec, 0);
+    let signal = Request::SignalFirst { signal: TERM };
+    client.request(2, &signal, &[]).unwrap();
+    assert!(matches!(reply(&mut client, 2), Reply::Failed(_)));
+    drop(client);
+    std::thread::sleep(used);
+    let status = ExitStatus::Exited(0);
+    fixture.guest.send(ToHost::Exited { id, status });
+    while fixture.guest.receive() != ToGuest::Shutdown {}
+    // 300 ms, less what the clocks of a virtual machine's processors may differ by.
+    assert!(begun.elapsed() >= 2 * used + Duration::from_millis(200));
+}
+
+#[test]
+fn a_sandbox_ends_at_its_age_whatever_runs() {
+    let mut fixture = Fixture::booted();
+    let client = expiring(&mut fixture, None, Some(500));
+    let id = detached(&mut fixture, 0);
+    assert_eq!(
+        fixture.guest.receive(),
+        ToGuest::Signal { id, signal: TERM }
+    );
+    drop(client);
+}
