@@ -286,23 +286,20 @@ impl Directory {
         Err(copying(&original)(interrupted))
     }
 
-    /// Freezes a sandbox's machine through its owner, until the result is thawed or dropped, or
-    /// this process is stopped or gone; None if the sandbox has ended meanwhile.
+    /// Flushes a sandbox's root and freezes its machine through its owner, until the result is thawed or dropped,
+    /// or this process is stopped or gone; None if the sandbox has ended meanwhile.
     fn freeze(&self, id: &str) -> Result<Option<Frozen>, Error> {
         let failed = |source| Error::System {
             what: "pausing the machine",
             source,
         };
-        let found = self.find(id)?;
-        if found.record.status.is_live() {
-            flush(&found.path);
-        }
         let deadline = Instant::now() + PATIENCE;
         loop {
             let found = self.find(id)?;
             if !found.record.status.is_live() {
                 return Ok(None);
             }
+            flush(&found.path);
             match freeze(&found.path, None, PATIENCE) {
                 Ok(frozen) => return Ok(Some(frozen)),
                 Err(Problem::Refused(why)) => return Err(failed(io::Error::other(why))),
