@@ -2,13 +2,13 @@
 
 use std::net::SocketAddrV4;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use micabox::builder::{FromMemory, Kind};
 use micabox::{
     Builder, Cancel, Command, EphemeralSnapshot, Error, ErrorKind, ExecOptions, Expiry, Image,
     ImageEdit, Limits, Lost, Notes, Overrides, Protocol, Record, Reference, SandboxRef, Sandboxes,
-    Snapshot, Stats, Status, Stdio, Stopped,
+    Snapshot, Stats, Stdio, Stopped,
 };
 use micabox_owner::protocol::{Reply, Request};
 use tokio::task::JoinSet;
@@ -297,26 +297,21 @@ impl Sandbox {
         blocking(move || found.expire(&expiry)).await
     }
 
-    /// Ends the sandbox in so long, as [`Sandbox::stop`] does; zero is never. To the second.
+    /// Ends the sandbox in so long, as [`Sandbox::stop`] does; zero is never. Its owner measures the time.
     ///
     /// # Errors
     /// As [`Sandbox::expire`].
     pub async fn set_timeout(&self, timeout: Duration) -> Result<Expiry, Error> {
+        if timeout.is_zero() {
+            return self
+                .expire(Expiry {
+                    max_life: Some(Duration::ZERO),
+                    idle_timeout: None,
+                })
+                .await;
+        }
         let found = self.found.clone();
-        let max_life = blocking(move || {
-            Ok(match found.reload()?.record().status {
-                _ if timeout.is_zero() => Duration::ZERO,
-                Status::Running { since } | Status::Paused { since } => {
-                    timeout.saturating_add(age(since))
-                }
-                _ => return Err(Error::DoesNotRun(found.record().name.clone())),
-            })
-        });
-        self.expire(Expiry {
-            max_life: Some(max_life.await?),
-            idle_timeout: None,
-        })
-        .await
+        blocking(move || Ok(found.end_in(timeout)?.expiry)).await
     }
 
     /// Gives the sandbox another name. Its host name stays, and [`Sandbox::record`] has the former one.
@@ -425,10 +420,4 @@ fn has_ended(error: &Error) -> bool {
         error.kind(),
         ErrorKind::NotRunning | ErrorKind::Disconnected
     )
-}
-
-/// Returns how long ago a moment was: seconds since 1970-01-01 UTC.
-fn age(since: i64) -> Duration {
-    let since = UNIX_EPOCH + Duration::from_secs(u64::try_from(since).unwrap_or(0));
-    SystemTime::now().duration_since(since).unwrap_or_default()
 }

@@ -36,7 +36,7 @@ impl Expiry {
     }
 
     /// Tells an owner. Returns what it has now.
-    pub(crate) fn set(&self, client: &mut Client) -> Result<Self, Error> {
+    pub(crate) fn set(&self, client: &mut Client) -> Result<Expires, Error> {
         let millis = |time: Duration| match u64::try_from(time.as_millis()) {
             // Never is something else.
             Ok(0) if !time.is_zero() => 1,
@@ -47,18 +47,42 @@ impl Expiry {
             idle_timeout: self.idle_timeout.map(millis),
             max_life: self.max_life.map(millis),
         };
-        let asked = client.request(1, &request, &[]);
-        let reply = asked.and_then(|()| client.reply(1, Instant::now().checked_add(ANSWER)));
-        match reply {
-            Ok(Some(Reply::Expires {
-                idle_timeout,
-                max_life,
-            })) => Ok(Self {
+        ask(client, &request)
+    }
+}
+
+/// What an owner says about the end of its sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expires {
+    /// What was asked for; zero is never.
+    pub expiry: Expiry,
+    /// How long it is from now until the end that [`Expiry::max_life`] sets; None if it sets none. The owner
+    /// measures it, whatever the wall clock does.
+    pub left: Option<Duration>,
+}
+
+/// Tells an owner to end its sandbox in so long from now.
+pub(crate) fn end_in(client: &mut Client, time: Duration) -> Result<Expires, Error> {
+    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    ask(client, &Request::EndIn { millis })
+}
+
+fn ask(client: &mut Client, request: &Request) -> Result<Expires, Error> {
+    let asked = client.request(1, request, &[]);
+    let reply = asked.and_then(|()| client.reply(1, Instant::now().checked_add(ANSWER)));
+    match reply {
+        Ok(Some(Reply::Expires {
+            idle_timeout,
+            max_life,
+            left,
+        })) => Ok(Expires {
+            expiry: Expiry {
                 idle_timeout: Some(Duration::from_millis(idle_timeout)),
                 max_life: Some(Duration::from_millis(max_life)),
-            }),
-            Ok(Some(Reply::Failed(failure))) => Err(failure.into()),
-            _ => Err(Error::OwnerGone),
-        }
+            },
+            left: left.map(Duration::from_millis),
+        }),
+        Ok(Some(Reply::Failed(failure))) => Err(failure.into()),
+        _ => Err(Error::OwnerGone),
     }
 }

@@ -71,7 +71,7 @@ pub use cancel::Cancel;
 pub use command::{Command, CommandError, EnvChange, Overrides};
 pub use confinement::{capability_set, ulimit_number};
 pub use error::{Error, ErrorKind, Source};
-pub use expiry::Expiry;
+pub use expiry::{Expires, Expiry};
 #[doc(hidden)]
 pub use files::FileTask;
 pub use files::{

@@ -7,6 +7,7 @@ use micabox_owner::Client;
 use micabox_owner::protocol::{Exec, Reply, Request, Stats, Text};
 use micabox_wire::CONNECT;
 
+use crate::expiry::{self, Expires};
 use crate::name::is_valid;
 use crate::process::{Begin, ExecOptions, Process};
 use crate::registrar::{EXIT_KILLED, EXIT_NOT_STARTED};
@@ -141,13 +142,7 @@ impl SandboxRef {
     /// # Errors
     /// [`Error::DoesNotRun`] if it has ended and can't be started again.
     pub fn expire(&self, expiry: &Expiry) -> Result<Expiry, Error> {
-        let set = self
-            .connect()
-            .and_then(|mut client| expiry.set(&mut client));
-        match set.map_err(|error| match error {
-            Error::OwnerGone => self.disconnected(),
-            error => error,
-        }) {
+        match self.ask_about_end(|client| expiry.set(client)) {
             Err(Error::DoesNotRun(name)) => {
                 let changed = self.directory().change(self.id(), |record| {
                     let spec = record.spec.as_mut()?;
@@ -156,8 +151,37 @@ impl SandboxRef {
                 });
                 changed?.ok_or(Error::DoesNotRun(name))
             }
-            result => result,
+            result => Ok(result?.expiry),
         }
+    }
+
+    /// Ends the sandbox in so long from now, as [`SandboxRef::stop`] does; later starts end at the age that
+    /// it then has. Its owner measures the time: steps of the wall clock change nothing.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`].
+    pub fn end_in(&self, time: Duration) -> Result<Expires, Error> {
+        self.ask_about_end(|client| expiry::end_in(client, time))
+    }
+
+    /// Returns when the sandbox ends by itself.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`].
+    pub fn expires(&self) -> Result<Expires, Error> {
+        // Without a wish the owner only says what is.
+        self.ask_about_end(|client| Expiry::default().set(client))
+    }
+
+    fn ask_about_end(
+        &self,
+        ask: impl FnOnce(&mut Client) -> Result<Expires, Error>,
+    ) -> Result<Expires, Error> {
+        let said = self.connect().and_then(|mut client| ask(&mut client));
+        said.map_err(|error| match error {
+            Error::OwnerGone => self.disconnected(),
+            error => error,
+        })
     }
 
     /// Stops the sandbox's processors until [`SandboxRef::unpause`]. No command can be started

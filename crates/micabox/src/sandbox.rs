@@ -175,7 +175,7 @@ impl Sandbox {
     /// [`Error::OwnerGone`].
     pub fn expire(&self, expiry: &Expiry) -> Result<Expiry, Error> {
         let client = Client::connect(&self.directory).map_err(|_| Error::OwnerGone);
-        expiry.set(&mut client?)
+        Ok(expiry.set(&mut client?)?.expiry)
     }
 
     /// Starts a command with pipes for its streams, and waits until it runs.

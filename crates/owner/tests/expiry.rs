@@ -25,8 +25,14 @@ fn expiring(fixture: &mut Fixture, idle_timeout: Option<u64>, max_life: Option<u
     let expected = Reply::Expires {
         idle_timeout: idle_timeout.unwrap_or(0),
         max_life: max_life.unwrap_or(0),
+        left: None,
     };
-    assert_eq!(reply(&mut client, 1), expected);
+    let mut said = reply(&mut client, 1);
+    if let Reply::Expires { left, .. } = &mut said {
+        assert_eq!(left.is_some(), max_life.is_some());
+        *left = None;
+    }
+    assert_eq!(said, expected);
     client
 }
 
@@ -67,4 +73,31 @@ fn a_sandbox_ends_at_its_age_whatever_runs() {
         ToGuest::Signal { id, signal: TERM }
     );
     drop(client);
+}
+
+#[test]
+fn a_sandbox_is_given_so_long_from_now() {
+    const HOUR: u64 = 3_600_000;
+    let mut fixture = Fixture::booted();
+    let mut client = expiring(&mut fixture, None, None);
+    client
+        .request(2, &Request::EndIn { millis: HOUR }, &[])
+        .unwrap();
+    let Reply::Expires { max_life, left, .. } = reply(&mut client, 2) else {
+        panic!("another reply");
+    };
+    // Its age comes on top.
+    assert!((HOUR..2 * HOUR).contains(&max_life), "{max_life}");
+    assert!(
+        left.is_some_and(|left| left <= HOUR && left > HOUR / 2),
+        "{left:?}"
+    );
+    client
+        .request(3, &Request::EndIn { millis: 0 }, &[])
+        .unwrap();
+    assert!(matches!(
+        reply(&mut client, 3),
+        Reply::Expires { left: Some(0), .. }
+    ));
+    while fixture.guest.receive() != ToGuest::Shutdown {}
 }

@@ -76,6 +76,13 @@ pub enum Request {
         #[serde(default)]
         max_life: Option<u64>,
     },
+    /// End the sandbox, as [`Request::Expire`] does, in so long from now: its `max_life` becomes its age and
+    /// that. The owner counts both itself, so no step of the wall clock changes them. Reply:
+    /// [`Reply::Expires`].
+    EndIn {
+        /// Milliseconds from now.
+        millis: u64,
+    },
     /// Stop the machine's processors until [`Request::Unpause`]. Reply: [`Reply::Paused`].
     Pause,
     /// Let them run again. Reply: [`Reply::Unpaused`].
@@ -345,6 +352,9 @@ pub enum Reply {
         idle_timeout: u64,
         /// At this age.
         max_life: u64,
+        /// So long from now, if it is to end at an age.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        left: Option<u64>,
     },
     /// The sandbox is over.
     Stopped {

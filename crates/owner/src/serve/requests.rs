@@ -174,6 +174,7 @@ impl Owner {
                 self.expire(client, number, idle_timeout, max_life);
                 Ok(())
             }
+            Request::EndIn { millis } => self.end_in(client, number, millis),
             Request::Limit { limit } => self.limit(client, number, limit),
             Request::Stats => {
                 let stats = self.stats();

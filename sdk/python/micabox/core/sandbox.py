@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -135,15 +135,11 @@ class Sandbox:
 
     async def set_timeout(self, seconds: float) -> None:
         """Ends it in so many seconds; 0 for never."""
-        life = 0
+        message: dict[str, Any] = {"type": "expire", "max_life": 0}
         if seconds := arguments.seconds(seconds, "a timeout"):
-            age = max(0.0, time.time() - self._started())
-            life = round((age + seconds) * 1000)
-        await self.owner.ask({"type": "expire", "max_life": life}, "expires")
-
-    def _started(self) -> float:
-        created = float(self.record["created"]) + self.record.get("created_nanos", 0) / 1e9
-        return max(created, float(self.record["status"].get("since") or 0))
+            # The owner measures it: the wall clock may step.
+            message = {"type": "end_in", "millis": math.ceil(seconds * 1000)}
+        await self.owner.ask(message, "expires")
 
     async def pause(self) -> None:
         """Stops its processors until `resume`."""

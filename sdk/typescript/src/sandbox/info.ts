@@ -31,7 +31,7 @@ export function sandboxInfo(record: SandboxRecord): SandboxInfo {
 }
 
 /** Milliseconds since 1970 at which the sandbox was made. */
-export function madeAt({ created, created_nanos = 0 }: SandboxRecord): number {
+function madeAt({ created, created_nanos = 0 }: SandboxRecord): number {
   return created * 1000 + created_nanos / 1e6;
 }
 

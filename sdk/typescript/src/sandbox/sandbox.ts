@@ -14,7 +14,7 @@ import { MAX_U32, timeLimit, whole } from "../protocol/number.js";
 import { server } from "../server.js";
 import { snapshots, type SnapshotInfo } from "../store/snapshots.js";
 import { find, SandboxPaginator, type SandboxListOptions } from "./find.js";
-import { change, madeAt, sandboxInfo, sandboxStats } from "./info.js";
+import { change, sandboxInfo, sandboxStats } from "./info.js";
 import type { Change, ListedChange, SandboxInfo, SandboxStats } from "./info.js";
 import { make, type Made } from "./make.js";
 import { requestOptions, type SandboxOptions } from "./options.js";
@@ -30,13 +30,10 @@ export class Sandbox implements AsyncDisposable {
   readonly pty: Pty;
   readonly #owner: Owner;
   #record: SandboxRecord;
-  /** Milliseconds since 1970 at which it was started. */
-  #startedAt: number;
 
   private constructor({ directory, record }: Made) {
     this.sandboxId = record.id;
     this.#record = record;
-    this.#startedAt = Math.max(madeAt(record), (record.status.since ?? 0) * 1000);
     this.#owner = { directory, name: record.name };
     const defaults = new Defaults(record);
     this.commands = new Commands(this.#owner, defaults);
@@ -78,7 +75,6 @@ export class Sandbox implements AsyncDisposable {
   async connect(): Promise<this> {
     const again = await Sandbox.connect(this.sandboxId);
     this.#record = again.#record;
-    this.#startedAt = again.#startedAt;
     return this;
   }
 
@@ -143,8 +139,9 @@ export class Sandbox implements AsyncDisposable {
   /** Ends it in so many milliseconds from now; 0 or Infinity for never. */
   async setTimeout(timeoutMs: number): Promise<void> {
     const limit = timeLimit("timeoutMs", timeoutMs);
-    const life = limit === 0 ? 0 : Math.ceil(Math.max(Date.now() - this.#startedAt, 0) + limit);
-    await this.#ask({ type: "expire", max_life: whole("timeoutMs", life) }, "expires");
+    // The owner measures it: the wall clock may step.
+    const millis = whole("timeoutMs", Math.ceil(limit));
+    await this.#ask(limit === 0 ? { type: "expire", max_life: 0 } : { type: "end_in", millis }, "expires");
   }
 
   /** Stops its processors until `resume`. */
