@@ -98,7 +98,7 @@ pub use resources::Resources;
 pub use running::NotedCommand;
 pub use sandbox::{Ended, Event, Sandbox};
 pub use signal::signal_number;
-pub use snapshot::{EphemeralSnapshot, SavedMachine, Snapshot};
+pub use snapshot::{EphemeralSnapshot, NewSnapshot, SavedMachine, Snapshot};
 pub use spec::Spec;
 pub use state::{ProcessId, Record, SandboxRef, Sandboxes, Status};
 pub use stop::{DEFAULT_GRACE, Stopped};

@@ -10,6 +10,7 @@
 //! | | the bytes of the runs |
 //! | 32 | SHA-256 of everything before |
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -78,14 +79,15 @@ impl Sandboxes {
             hash: Sha256::new(),
         };
         let Head { mut snapshot, runs } = read_head(&mut from).map_err(failed)?;
-        // The file contains only a disk.
+        // The file contains only a disk. Whose snapshot it is here is not the file's to say.
         (snapshot.memory, snapshot.ephemeral) = (None, false);
+        snapshot.labels.clear();
         snapshot.base = snapshot.base.elsewhere();
         if let Some(name) = name {
             name.clone_into(&mut snapshot.name);
         }
         let mut notes = Notes::default();
-        let (snapshot, _lock) = self.add_snapshot(snapshot, |snapshot| {
+        let (snapshot, _lock) = self.add_snapshot(snapshot, None, |snapshot| {
             let path = snapshot.directory.join(DISK);
             read_disk(&mut from, &path, snapshot.size, &runs).map_err(failed)?;
             notes = settle(&path)?;
@@ -99,7 +101,11 @@ fn write(snapshot: Snapshot, path: &Path, to: &mut dyn Write) -> io::Result<()> 
     let disk = File::open(path)?;
     let runs = data_runs(&disk)?;
     let head = serde_json::to_vec(&Head {
-        snapshot,
+        // They are for programs of this machine.
+        snapshot: Snapshot {
+            labels: BTreeMap::new(),
+            ..snapshot
+        },
         runs: runs.clone(),
     })?;
     let length = u32::try_from(head.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;

@@ -1,5 +1,6 @@
 //! Snapshots of whole machines: memory, processors, devices and disk.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -11,7 +12,7 @@ use micabox_vmm::{DiskRate, Machine};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{DISK, Snapshot, failed, of};
+use super::{DISK, NewSnapshot, Snapshot, failed, of};
 use crate::builder::{FromMemory, random};
 use crate::freeze::{Problem, SaveTo, freeze};
 use crate::stamp::Stamp;
@@ -132,7 +133,8 @@ impl SandboxRef {
     /// # Errors
     /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], [`Error::NotRunning`]; [`Error::NotSaved`],
     /// for example where there is no KVM.
-    pub fn snapshot_with_memory(&self, name: &str) -> Result<Snapshot, Error> {
+    pub fn snapshot_with_memory(&self, new: impl Into<NewSnapshot>) -> Result<Snapshot, Error> {
+        let new = new.into();
         let found = self.running()?;
         let fill = |snapshot: &mut Snapshot| {
             let mut machine = save(&found.record, &found.path, &snapshot.directory, false)?;
@@ -142,9 +144,9 @@ impl SandboxRef {
             snapshot.memory = Some(machine);
             Ok(())
         };
-        let snapshot = of(&found.record, name.to_owned())?;
-        let (snapshot, _lock) = self.sandboxes().add_snapshot(snapshot, fill)?;
-        Ok(snapshot)
+        let snapshot = of(&found.record, new.name, new.labels)?;
+        let added = self.sandboxes().add_snapshot(snapshot, new.replaces, fill);
+        Ok(added?.0)
     }
 
     /// Saves the running sandbox as [`SandboxRef::snapshot_with_memory`], to be copied right away
@@ -155,14 +157,15 @@ impl SandboxRef {
     pub fn ephemeral_snapshot(&self) -> Result<EphemeralSnapshot, Error> {
         let found = self.running()?;
         let number = u64::from_le_bytes(random()?);
-        let mut snapshot = of(&found.record, format!("fork-{number:016x}"))?;
+        let name = format!("fork-{number:016x}");
+        let mut snapshot = of(&found.record, name, BTreeMap::new())?;
         snapshot.ephemeral = true;
         let fill = |snapshot: &mut Snapshot| {
             let directory = &snapshot.directory;
             snapshot.memory = Some(save(&found.record, &found.path, directory, true)?);
             Ok(())
         };
-        let (snapshot, lock) = self.sandboxes().add_snapshot(snapshot, fill)?;
+        let (snapshot, lock) = self.sandboxes().add_snapshot(snapshot, None, fill)?;
         Ok(EphemeralSnapshot {
             snapshot,
             sandboxes: self.sandboxes().clone(),

@@ -9,11 +9,14 @@
 //! sandboxes/snapshot-<name>/snapshot.json   the snapshot's record; written last, unless ephemeral
 //! sandboxes/snapshot-<name>/lock            locked (flock) while it is made
 //! sandboxes/snapshot-<name>/lease.json      keeps the image in the store
+//! sandboxes/snapshot-.<digits>/             one that is to replace another, until it is complete; then the other
 //! ```
 
 pub(crate) mod file;
 pub(crate) mod memory;
+mod new;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -29,8 +32,10 @@ use crate::sandbox::now;
 use crate::state::Lock;
 use crate::upper::copy;
 use crate::{BaseName, Digest, Error, Record, SandboxRef, Sandboxes, Source, Upper};
+use new::Replaces;
 
 pub use memory::{EphemeralSnapshot, SavedMachine};
+pub use new::NewSnapshot;
 
 const PREFIX: &str = "snapshot-";
 const DISK: &str = "disk.ext4";
@@ -54,6 +59,9 @@ pub struct Snapshot {
     /// The machine, if its memory is in the snapshot too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<SavedMachine>,
+    /// What the program that made it has noted ([`NewSnapshot::labels`]). A file has none of it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// Whether the snapshot is ephemeral: it exists for as long as its lock is held.
     #[serde(
         default,
@@ -75,20 +83,23 @@ impl SandboxRef {
     /// # Errors
     /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], and those of
     /// [`SandboxRef::frozen_disk`].
-    pub fn snapshot(&self, name: &str) -> Result<(Snapshot, Notes), Error> {
+    pub fn snapshot(&self, new: impl Into<NewSnapshot>) -> Result<(Snapshot, Notes), Error> {
+        let new = new.into();
         let record = self.record();
         // Fails unless the sandbox has a disk.
         record.disk_size()?;
-        let snapshot = of(record, name.to_owned())?;
+        let snapshot = of(record, new.name, new.labels)?;
         let mut notes = Notes::default();
-        let (snapshot, _lock) = self.sandboxes().add_snapshot(snapshot, |snapshot| {
-            let path = snapshot.directory.join(DISK);
-            let disk = copy::create(&path).map_err(failed("making", &path))?;
-            self.directory().copy_frozen(&record.id, &disk)?;
-            disk.sync_all().map_err(failed("writing", &path))?;
-            notes = settle(&path)?;
-            Ok(())
-        })?;
+        let (snapshot, _lock) =
+            self.sandboxes()
+                .add_snapshot(snapshot, new.replaces, |snapshot| {
+                    let path = snapshot.directory.join(DISK);
+                    let disk = copy::create(&path).map_err(failed("making", &path))?;
+                    self.directory().copy_frozen(&record.id, &disk)?;
+                    disk.sync_all().map_err(failed("writing", &path))?;
+                    notes = settle(&path)?;
+                    Ok(())
+                })?;
         Ok((snapshot, notes))
     }
 }
@@ -99,12 +110,19 @@ impl Sandboxes {
     fn add_snapshot(
         &self,
         mut snapshot: Snapshot,
+        replaces: Option<Replaces>,
         fill: impl FnOnce(&mut Snapshot) -> Result<(), Error>,
     ) -> Result<(Snapshot, Lock), Error> {
         if !is_valid(&snapshot.name) {
             return Err(Error::BadSnapshotName(snapshot.name));
         }
-        let directory = self.snapshot_directory(&snapshot.name);
+        if replaces.is_some() {
+            self.check_replaced(&snapshot.name, replaces)?;
+        }
+        let directory = self.snapshot_directory(&match replaces {
+            None => snapshot.name.clone(),
+            Some(_) => new::hidden()?,
+        });
         snapshot.directory.clone_from(&directory);
         let lock = {
             let _names = self.directory().lock()?;
@@ -118,6 +136,10 @@ impl Sandboxes {
                     return Ok(());
                 }
                 publish(&snapshot).map_err(failed("writing", &directory))
+            })
+            .and_then(|()| match replaces {
+                None => Ok(()),
+                Some(_) => self.put_in_place(&mut snapshot, replaces),
             });
         match made {
             Ok(()) => {
@@ -147,6 +169,10 @@ impl Sandboxes {
             let Some(name) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else {
                 continue;
             };
+            if new::is_hidden(name) {
+                remove_abandoned(&entry.path());
+                continue;
+            }
             match self.snapshot(name) {
                 Ok(snapshot) if !snapshot.ephemeral => snapshots.push(snapshot),
                 // Perhaps of another version of mica.
@@ -194,9 +220,10 @@ impl Sandboxes {
 }
 
 /// Makes the record of a snapshot of a sandbox.
-fn of(record: &Record, name: String) -> Result<Snapshot, Error> {
+fn of(record: &Record, name: String, labels: BTreeMap<String, String>) -> Result<Snapshot, Error> {
     Ok(Snapshot {
         name,
+        labels,
         base: record.base.clone(),
         sandbox: record.name.clone(),
         created: now().0,
@@ -216,7 +243,8 @@ fn lease(store: &Store, snapshot: &Snapshot) -> Result<(), Error> {
     let BaseName::Image(image) = &snapshot.base else {
         return Ok(());
     };
-    let name = format!("{PREFIX}{}", snapshot.name);
+    let name = snapshot.directory.file_name().unwrap_or_default();
+    let name = name.to_string_lossy();
     let manifests = [&[image.parse_digest()?], &*snapshot.mounted].concat();
     Ok(store.lease(&name, &manifests)?)
 }
