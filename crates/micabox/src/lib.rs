@@ -117,6 +117,7 @@ pub use micabox_image::{
 };
 pub use micabox_net::{
     Error as NetworkError, Protocol, Publish, PublishError, Rate as NetRate, Rule, RuleError,
+    Rules as NetRules,
 };
 pub use micabox_overlay::view::PathKind;
 pub use micabox_owner::protocol::Stats;

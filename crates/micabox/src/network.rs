@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use micabox_net::{Addresses, Config, Publish, Rate as NetRate, Rule};
+use micabox_net::{Addresses, Config, Publish, Rate as NetRate, Rule, Rules};
 use micabox_vmm::NetworkInterface;
 use serde::{Deserialize, Serialize};
 
@@ -39,12 +39,19 @@ pub struct UserNetwork {
     /// What the sandbox may not reach; overrides `allow`. A name stands for the addresses that the
     /// sandbox's queries for it were answered with.
     pub deny: Vec<Rule>,
+    /// What narrows the two: a destination has to pass here as well. Nothing here opens what is closed otherwise.
+    #[serde(skip_serializing_if = "is_open")]
+    pub narrower: Rules,
     /// Ports of the host that lead to the sandbox.
     pub publish: Vec<Publish>,
     /// Resolvers for the sandbox's DNS queries, in place of the host's.
     pub resolvers: Vec<SocketAddr>,
     /// What limits its traffic.
     pub rate: NetRate,
+}
+
+fn is_open(rules: &Rules) -> bool {
+    *rules == Rules::default()
 }
 
 impl Default for Network {
@@ -132,6 +139,7 @@ impl Network {
             addresses,
             allow: user.allow.clone(),
             deny: user.deny.clone(),
+            narrower: user.narrower.clone(),
             publish: user.publish.clone(),
             header: link.header,
             resolvers: user.resolvers.clone(),
@@ -164,6 +172,7 @@ mod tests {
         let network = Network::User(UserNetwork {
             allow: vec!["*.example.com:443".parse().unwrap()],
             deny: vec!["10.0.0.0/8".parse().unwrap()],
+            narrower: Rules::default(),
             publish: vec!["8080:80".parse().unwrap()],
             resolvers: vec!["192.0.2.1:53".parse().unwrap()],
             rate: NetRate {

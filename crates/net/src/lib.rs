@@ -40,7 +40,7 @@ pub use address::{Addresses, ETHERNET_HEADER};
 pub use dns::fuzzing;
 use engine::Engine;
 use io::Io;
-pub use policy::{Rule, RuleError};
+pub use policy::{Rule, RuleError, Rules};
 pub use publish::{Protocol, Publish, PublishError};
 
 /// The configuration of a network.
@@ -60,6 +60,8 @@ pub struct Config {
     /// a guest that has an address from elsewhere is stopped only by rules for addresses, or by
     /// [`Self::allow`].
     pub deny: Vec<Rule>,
+    /// What narrows the two: a destination has to pass here as well. Nothing here opens what is closed otherwise.
+    pub narrower: Rules,
     /// Ports of the host that are forwarded to the guest.
     pub publish: Vec<Publish>,
     /// Whether frames for the machine come behind a header of 12 bytes
@@ -163,7 +165,13 @@ impl Network {
         let mut io = Io {
             poll: poll::Poll::new().map_err(start)?,
             link: link::Link::new(link, config.addresses, config.header),
-            policy: policy::Policy::new(config.allow, config.deny),
+            policy: policy::Policy::new(
+                Rules {
+                    allow: config.allow,
+                    deny: config.deny,
+                },
+                config.narrower,
+            ),
             own: policy::OwnAddresses::new()
                 .map_err(system("asking the kernel for its own addresses"))?,
             resolvers: dns::Resolvers::new(config.resolvers, now),

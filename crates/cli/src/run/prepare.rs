@@ -176,12 +176,12 @@ impl Preparation<'_> {
         let named = self.first.filter(First::is_named);
         let begin = match named {
             Some(first) => Begin::Command(first.command(builder.base(), overrides)?),
-            None if self.first.is_some() => Begin::Reattach,
             None => {
                 args.check_fit_for_commands(&snapshot.name)?;
                 match machine.filter(|machine| machine.has_first_command()) {
-                    Some(_) => Begin::Reattach,
-                    None => Begin::Idle,
+                    // A COMMAND that is missing is an error of the start.
+                    None if self.first.is_none() => Begin::Idle,
+                    _ => Begin::Reattach,
                 }
             }
         };

@@ -4,6 +4,8 @@
 //! address that is private to the host, or one of its own, only if the rule's whole block is. An
 //! allow rule for a name allows the addresses that the name resolved to, except private ones.
 //! Without any allow rule, everything else is allowed; with one, it is denied.
+//!
+//! A second set of rules may narrow that. It is asked as well, and opens nothing.
 
 mod learned;
 mod own;
@@ -14,6 +16,8 @@ use std::time::{Duration, Instant};
 
 pub(crate) use own::OwnAddresses;
 pub use rule::{Rule, RuleError};
+
+use serde::{Deserialize, Serialize};
 
 use crate::dns::Name;
 use learned::Learned;
@@ -46,19 +50,31 @@ const NEIGHBOURS: [Block; 4] = [
     Block::new(192, 168, 0, 0, 16),
 ];
 
+/// What may be reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rules {
+    /// If there are any, nothing else.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allow: Vec<Rule>,
+    /// What may not be reached even if it is allowed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub deny: Vec<Rule>,
+}
+
 /// The rules, and the addresses that names last resolved to.
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
-    allow: Vec<Rule>,
-    deny: Vec<Rule>,
+    rules: Rules,
+    narrower: Rules,
     learned: Learned,
 }
 
 impl Policy {
-    pub(crate) fn new(allow: Vec<Rule>, deny: Vec<Rule>) -> Self {
+    pub(crate) fn new(rules: Rules, narrower: Rules) -> Self {
         Self {
-            allow,
-            deny,
+            rules,
+            narrower,
             learned: Learned::default(),
         }
     }
@@ -66,53 +82,79 @@ impl Policy {
     /// Whether the sandbox may send to this port of this address. `own` is whether the address is
     /// one of the host's.
     pub(crate) fn allows(&self, address: Ipv4Addr, port: u16, own: bool, now: Instant) -> bool {
-        let covers = |rule: &Rule| rule.covers_port(port) && rule.covers_address(address);
+        let closed = closed(address, own);
+        let to = Destination {
+            address,
+            port,
+            is_private: closed.is_some() || NEIGHBOURS.iter().any(|block| block.contains(address)),
+        };
+        self.pass(&self.rules, to, closed, now) && self.pass(&self.narrower, to, None, now)
+    }
+
+    /// Whether these rules let a packet through; `closed` is the block that is closed unless a rule within it opens it.
+    fn pass(&self, rules: &Rules, to: Destination, closed: Option<Block>, now: Instant) -> bool {
+        let covers = |rule: &Rule| rule.covers_port(to.port) && rule.covers_address(to.address);
         let learned = |rules: &[Rule]| {
-            let mut names = self.learned.names(address, now);
+            let mut names = self.learned.names(to.address, now);
             names.any(|name| {
                 let mut rules = rules.iter();
-                rules.any(|rule| rule.covers_port(port) && rule.covers_name(name))
+                rules.any(|rule| rule.covers_port(to.port) && rule.covers_name(name))
             })
         };
-        if self.deny.iter().any(covers) || learned(&self.deny) {
+        if rules.deny.iter().any(covers) || learned(&rules.deny) {
             return false;
         }
-        let closed = closed(address, own);
         let opens = |rule: &Rule| covers(rule) && closed.is_none_or(|block| rule.is_within(block));
-        if self.allow.iter().any(opens) {
+        if rules.allow.iter().any(opens) {
             return true;
         }
         if closed.is_some() {
             return false;
         }
-        if self.allow.is_empty() {
-            return true;
-        }
-        let is_neighbour = NEIGHBOURS.iter().any(|block| block.contains(address));
-        !is_neighbour && learned(&self.allow)
+        rules.allow.is_empty() || (!to.is_private && learned(&rules.allow))
     }
 
     /// Whether the sandbox may resolve this name. A query also sends data: the domain's name
     /// servers read it.
     pub(crate) fn allows_name(&self, name: &Name) -> bool {
         let denied = |rule: &Rule| rule.port.is_none() && rule.covers_name(name);
-        !self.deny.iter().any(denied)
-            && (self.allow.is_empty() || self.allow.iter().any(|rule| rule.covers_name(name)))
+        let covers = |rule: &Rule| rule.covers_name(name);
+        self.all().all(|rules| {
+            !rules.deny.iter().any(denied)
+                && (rules.allow.is_empty() || rules.allow.iter().any(covers))
+        })
     }
 
     /// Whether all names may be resolved.
     pub(crate) fn is_open(&self) -> bool {
         let is_name = |rule: &Rule| matches!(rule.target, rule::Target::Domain { .. });
-        self.allow.is_empty() && !self.deny.iter().any(is_name)
+        self.all()
+            .all(|rules| rules.allow.is_empty() && !rules.deny.iter().any(is_name))
     }
 
     /// Records that a resolver gave `name` this address for `ttl`.
     pub(crate) fn learn(&mut self, name: &Name, address: Ipv4Addr, ttl: Duration, now: Instant) {
-        let mut rules = self.allow.iter().chain(&self.deny);
-        if rules.any(|rule| rule.covers_name(name)) {
+        let is_known = self.all().any(|rules| {
+            let mut rules = rules.allow.iter().chain(&rules.deny);
+            rules.any(|rule| rule.covers_name(name))
+        });
+        if is_known {
             self.learned.add(name, address, ttl, now);
         }
     }
+
+    fn all(&self) -> impl Iterator<Item = &Rules> {
+        [&self.rules, &self.narrower].into_iter()
+    }
+}
+
+/// Where a packet goes.
+#[derive(Clone, Copy)]
+struct Destination {
+    address: Ipv4Addr,
+    port: u16,
+    /// Whether no rule for a name opens it.
+    is_private: bool,
 }
 
 /// Returns the block that a rule must lie within to open this address; None if any rule may.
@@ -130,7 +172,17 @@ mod tests {
 
     fn policy(allow: &[&str], deny: &[&str]) -> Policy {
         let rules = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
-        Policy::new(rules(allow), rules(deny))
+        let rules = Rules {
+            allow: rules(allow),
+            deny: rules(deny),
+        };
+        Policy::new(rules, Rules::default())
+    }
+
+    /// Narrows what a policy allows.
+    fn narrowed(policy: Policy, allow: &[&str], deny: &[&str]) -> Policy {
+        let narrower = self::policy(allow, deny).rules;
+        Policy { narrower, ..policy }
     }
 
     fn allows(policy: &Policy, address: &str, port: u16) -> bool {
@@ -175,6 +227,47 @@ mod tests {
         assert!(!allows(&some, "127.0.0.1", 8081));
         assert!(!some.allows_name(&name("example.com")));
         assert!(!some.is_open());
+    }
+
+    #[test]
+    fn rules_that_narrow_open_nothing() {
+        // What is closed stays closed, whatever they allow.
+        let some = narrowed(
+            policy(&[], &["10.9.0.0/16"]),
+            &["127.0.0.1", "10.0.0.0/8"],
+            &[],
+        );
+        for (address, open) in [
+            ("127.0.0.1", false),
+            ("10.9.1.1", false),
+            ("10.1.1.1", true),
+            ("1.1.1.1", false),
+        ] {
+            assert_eq!(allows(&some, address, 80), open, "{address}");
+        }
+        assert!(!some.allows_name(&name("example.com")));
+        // What others have opened, they close or leave as it is.
+        let opened = || policy(&["127.0.0.1:80", "10.0.0.0/8", "example.com"], &[]);
+        let some = narrowed(opened(), &[], &["10.1.0.0/16"]);
+        for (address, port, open) in [
+            ("127.0.0.1", 80, true),
+            ("127.0.0.1", 81, false),
+            ("10.1.1.1", 80, false),
+            ("10.2.1.1", 80, true),
+            ("1.1.1.1", 80, false),
+        ] {
+            assert_eq!(allows(&some, address, port), open, "{address}:{port}");
+        }
+        assert!(some.allows_name(&name("example.com")) && !some.is_open());
+        let some = narrowed(opened(), &["0.0.0.0/0"], &[]);
+        assert!(allows(&some, "127.0.0.1", 80));
+        // A name is one of both, or of neither.
+        let mut some = narrowed(opened(), &["example.com", "other.com"], &[]);
+        let (address, now) = (Ipv4Addr::new(1, 2, 3, 4), Instant::now());
+        some.learn(&name("other.com"), address, Duration::MAX, now);
+        assert!(!some.allows_name(&name("other.com")) && !some.allows(address, 80, false, now));
+        some.learn(&name("example.com"), address, Duration::MAX, now);
+        assert!(some.allows_name(&name("example.com")) && some.allows(address, 80, false, now));
     }
 
     #[test]

@@ -13,12 +13,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use micabox::{
-    DiskRate, Error, ErrorKind, Expiry, Mount, NetRate, Network, Patch, Publish, Rule, Ulimit,
-    Upper, UserNetwork,
+    DiskRate, Error, ErrorKind, Expiry, Mount, NetRate, NetRules, Network, Patch, Publish, Rule,
+    Ulimit, Upper, UserNetwork,
 };
 
 use super::confinement::{self, processes};
-use super::machine::{MachineArgs, Net};
+use super::machine::{MachineArgs, Net, Root, Transport};
 use super::mount::{self, MountFlag};
 use super::upper::upper;
 use super::{absolute, disk_rate, duration, forgets, hostname, net_rate, pair, resolver, signal};
@@ -233,6 +233,10 @@ pub struct SandboxArgs {
     /// Boot the machine instead of starting from a warm template (KVM only)
     #[arg(long)]
     pub cold: bool,
+
+    /// What narrows the network that the flags describe. No flag: a server's clients ask for it
+    #[arg(skip)]
+    pub net_narrower: Option<NetRules>,
 }
 
 impl SandboxArgs {
@@ -282,12 +286,18 @@ impl SandboxArgs {
             (self.machine.cpus.is_some(), "--cpus"),
             (self.pids_limit.is_some(), "--pids-limit"),
             (!self.machine.init, "--init=false"),
+            (
+                !matches!(self.machine.transport, Transport::Auto),
+                "--transport",
+            ),
+            (!matches!(self.machine.root, Root::Merged), "--root"),
             (self.cold, "--cold"),
         ];
         if let Some((_, flag)) = late.into_iter().find(|(is_given, _)| *is_given) {
-            return Err(Failure::new(format!(
-                "the snapshot has a machine's memory, so {flag} comes too late"
-            ))
+            return Err(Failure::of_kind(
+                ErrorKind::Unsupported,
+                format!("the snapshot has a machine's memory, so {flag} comes too late"),
+            )
             .hint(format!("leave {flag} out, or start from an image")));
         }
         if self.nested_virtualization {
@@ -326,7 +336,10 @@ impl SandboxArgs {
     pub fn has_network_flags(&self) -> bool {
         let lists = self.net_allow.len() + self.net_deny.len();
         let flags = lists + self.publish.len() + self.dns.len();
-        self.machine.net == Net::None || flags > 0 || self.net_rate.is_some()
+        self.machine.net == Net::None
+            || flags > 0
+            || self.net_rate.is_some()
+            || self.net_narrower.is_some()
     }
 
     /// Returns whether the sandbox is removed after its end (`--rm`).
@@ -373,6 +386,7 @@ impl SandboxArgs {
         let user = UserNetwork {
             allow: self.net_allow.clone(),
             deny: self.net_deny.clone(),
+            narrower: self.net_narrower.clone().unwrap_or_default(),
             publish: self.publish.clone(),
             resolvers: self.dns.clone(),
             rate: self.net_rate.unwrap_or_default(),
