@@ -318,7 +318,7 @@ class Ports(unittest.TestCase):
             host = self.serve(box)
             token = {"e2b-traffic-access-token": str(box.traffic_access_token)}
             until("the server answers", lambda: request(host, "/page", **token)[0] == 200)
-            self.assertEqual(request(host, "/page")[0], 401)
+            self.assertEqual(request(host, "/page")[0], 403)
         finally:
             box.kill()
 

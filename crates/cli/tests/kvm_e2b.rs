@@ -54,6 +54,19 @@ fn a_commands_state_is_in_snapshots_and_forks() {
     let listed = home.output(&["snapshot", "ls", "--json"]).json();
     assert_eq!(listed[0]["memory"]["memory_mib"], 256);
 
+    // What a machine that continues can't be given any more is refused.
+    for late in [
+        json!({"envVars": {"A": "b"}}),
+        json!({"allow_internet_access": true}),
+        json!({"network": {"denyOut": ["192.0.2.1"]}}),
+    ] {
+        let mut new = json!({"templateID": "past", "timeout": TIMEOUT});
+        let fields = new.as_object_mut().unwrap();
+        fields.extend(late.as_object().unwrap().clone());
+        let (status, refused) = server.api("POST /sandboxes", &new);
+        assert_eq!(status, 400, "{late}: {refused}");
+    }
+
     // A copy of what was, and copies of what is.
     let past = server.create(&new("past"));
     counts_on(&server, &past, 5);

@@ -1,4 +1,5 @@
-//! When a sandbox's time is over. Its owner keeps that, as the most that it may live, and ends it then.
+//! When a sandbox's time is over. Its owner keeps that, as the most that it may live, and ends it then. It measures
+//! the time itself, so no step of this machine's wall clock ends a sandbox early or late.
 //!
 //! A sandbox that is to be paused at its deadline is told a life that is longer by [`SPARE`]: so a server that
 //! is started later still knows the deadline, and nothing is lost while there is no server.
@@ -7,8 +8,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use micabox::{Expiry, SandboxRef};
+use micabox::{Expires, Expiry};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::Server;
 use super::http::blocking;
@@ -31,17 +33,16 @@ pub const AFTER_RESUME: u64 = 300;
 /// How long a sandbox that could not be paused is left alone.
 const AGAIN: Duration = Duration::from_secs(10);
 
+/// What its start and its life say of a sandbox's end is shown, as long as it differs less from what is left: it is the
+/// same each time. It differs by more when the wall clock has stepped.
+const NEAR: Duration = Duration::from_secs(2);
+
 /// The deadlines at which this server has something to do.
 #[derive(Debug, Default)]
 pub struct Deadlines {
-    /// By the sandboxes' IDs, since 1970.
-    all: Mutex<HashMap<String, Duration>>,
+    /// By the sandboxes' IDs.
+    all: Mutex<HashMap<String, Instant>>,
     changed: Notify,
-}
-
-fn now() -> Duration {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.unwrap_or_default()
 }
 
 /// Returns the number of seconds that a client asked for, if there can be so many.
@@ -55,44 +56,60 @@ pub fn seconds(asked: Option<u64>, default: u64) -> Result<u64, Problem> {
     Ok(seconds)
 }
 
-/// Returns what a sandbox's deadline adds to that which its owner knows.
-fn spare(served: &Served) -> Duration {
-    match served.label.on_timeout {
+/// Returns how long a sandbox's owner is told to let it live, for so many seconds.
+pub fn life(on_timeout: OnTimeout, seconds: u64) -> Duration {
+    // Zero is never.
+    let seconds = Duration::from_secs(seconds).max(Duration::from_millis(1));
+    seconds + spare(on_timeout)
+}
+
+/// Returns what is added to a sandbox's deadline in what its owner knows.
+fn spare(on_timeout: OnTimeout) -> Duration {
+    match on_timeout {
         OnTimeout::Kill => Duration::ZERO,
         OnTimeout::Pause => SPARE,
     }
 }
 
-/// Returns a sandbox's deadline, since 1970; None if it has none, as while it is paused.
-pub fn of(served: &Served) -> Option<Duration> {
-    // Without a wish the owner only says what is.
-    let life = served.sandbox.expire(&Expiry::default()).ok()?.max_life;
-    let life = life.filter(|life| !life.is_zero())?;
-    let since = Duration::from_secs(served.since());
-    Some(since + life.saturating_sub(spare(served)))
+/// Returns how long it is until a sandbox's deadline; None if it has none, as while it is paused.
+fn left(served: &Served, expires: &Expires) -> Option<Duration> {
+    let left = expires.left?;
+    Some(left.saturating_sub(spare(served.label.on_timeout)))
 }
 
-/// Gives a sandbox so many seconds from now. Returns its deadline.
-fn set(served: &Served, seconds: u64) -> Result<Duration, Problem> {
-    let until = now() + Duration::from_secs(seconds);
-    let life = until.saturating_sub(Duration::from_secs(served.since()));
-    let life = life.max(Duration::from_millis(1)) + spare(served);
-    expire(&served.sandbox, life)?;
-    Ok(until)
+/// Returns a sandbox's deadline by this machine's wall clock, since 1970, for people to read; None if it has none.
+pub fn shown(served: &Served) -> Option<Duration> {
+    let expires = served.sandbox.expires().ok()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let by_left = now.unwrap_or_default() + left(served, &expires)?;
+    let life = expires.expiry.max_life.unwrap_or_default();
+    let life = life.saturating_sub(spare(served.label.on_timeout));
+    let by_life = Duration::from_secs(served.since()).saturating_add(life);
+    let is_near = by_life.abs_diff(by_left) < NEAR;
+    Some(if is_near { by_life } else { by_left })
 }
 
-fn expire(sandbox: &SandboxRef, life: Duration) -> Result<(), Problem> {
-    let expiry = Expiry {
-        max_life: Some(life),
+/// Gives a sandbox so many seconds from now.
+fn set(served: &Served, seconds: u64) -> Result<(), Problem> {
+    let life = life(served.label.on_timeout, seconds);
+    served.sandbox.end_in(life)?;
+    Ok(())
+}
+
+/// Takes a sandbox's deadline away.
+fn unset(served: &Served) -> Result<(), Problem> {
+    let never = Expiry {
+        max_life: Some(Duration::ZERO),
         ..Expiry::default()
     };
-    sandbox.expire(&expiry)?;
+    served.sandbox.expire(&never)?;
     Ok(())
 }
 
 impl Deadlines {
-    fn note(&self, served: &Served, until: Option<Duration>) {
+    fn note(&self, served: &Served, left: Option<Duration>) {
         let mut all = self.lock();
+        let until = left.map(|left| Instant::now() + left);
         match until.filter(|_| served.label.on_timeout == OnTimeout::Pause) {
             Some(until) => all.insert(served.id().to_owned(), until),
             None => all.remove(served.id()),
@@ -101,13 +118,13 @@ impl Deadlines {
         self.changed.notify_one();
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Duration>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Instant>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next deadline, and the sandboxes whose deadline is over.
-    fn look(&self) -> (Option<Duration>, Vec<String>) {
-        let (mut all, now) = (self.lock(), now());
+    fn look(&self) -> (Option<Instant>, Vec<String>) {
+        let (mut all, now) = (self.lock(), Instant::now());
         let over = all.iter().filter(|(_, until)| **until <= now);
         let over: Vec<_> = over.map(|(id, _)| id.clone()).collect();
         for id in &over {
@@ -126,29 +143,25 @@ impl Server {
         self.processes.known.forget(id);
     }
 
+    /// Attends to a new sandbox, which was made with so many seconds.
+    pub fn expect(&self, served: &Served, seconds: u64) {
+        self.deadlines
+            .note(served, Some(Duration::from_secs(seconds)));
+    }
+
     /// Gives a sandbox so many seconds from now.
     pub async fn give(&self, served: &Served, seconds: u64) -> Result<(), Problem> {
         let again = served.clone();
-        let until = blocking(move || set(&again, seconds)).await?;
-        self.deadlines.note(served, Some(until));
+        blocking(move || set(&again, seconds)).await?;
+        self.expect(served, seconds);
         Ok(())
-    }
-
-    /// As [`Server::give`] for a new sandbox, which ends if that fails: it would stay without a deadline.
-    pub async fn give_first(&self, served: &Served, seconds: u64) -> Result<(), Problem> {
-        let given = self.give(served, seconds).await;
-        if given.is_err() {
-            let again = served.clone();
-            let _ = blocking(move || Ok(again.sandbox.stop(Duration::ZERO)?)).await;
-        }
-        given
     }
 
     /// Gives a sandbox so many seconds, unless it has more.
     pub async fn prolong(&self, served: &Served, seconds: u64) -> Result<(), Problem> {
         let again = served.clone();
-        let until = blocking(move || Ok(of(&again))).await?;
-        if until.is_some_and(|until| until >= now() + Duration::from_secs(seconds)) {
+        let left = blocking(move || Ok(left(&again, &again.sandbox.expires()?))).await?;
+        if left.is_some_and(|left| left >= Duration::from_secs(seconds)) {
             return Ok(());
         }
         self.give(served, seconds).await
@@ -159,7 +172,7 @@ impl Server {
         let again = served.clone();
         blocking(move || {
             again.sandbox.pause()?;
-            expire(&again.sandbox, Duration::ZERO)
+            unset(&again)
         })
         .await?;
         self.deadlines.note(served, None);
@@ -169,13 +182,20 @@ impl Server {
     /// Lets a paused sandbox continue for so many seconds.
     pub async fn resume(&self, served: &Served, seconds: u64) -> Result<(), Problem> {
         let (again, all) = (served.clone(), self.sandboxes.clone());
-        let until = blocking(move || match again.sandbox.unpause() {
-            // Of two clients that resume it, both succeed.
-            Err(error) if sandbox::find(&all, again.id())?.is_paused() => Err(error.into()),
-            _ => set(&again, seconds),
+        blocking(move || {
+            // First, so that none runs without a deadline if this server ends now.
+            set(&again, seconds)?;
+            match again.sandbox.unpause() {
+                // Of two clients that resume it, both succeed.
+                Err(error) if sandbox::find(&all, again.id())?.is_paused() => {
+                    unset(&again)?;
+                    Err(error.into())
+                }
+                _ => Ok(()),
+            }
         })
         .await?;
-        self.deadlines.note(served, Some(until));
+        self.expect(served, seconds);
         Ok(())
     }
 
@@ -185,19 +205,23 @@ impl Server {
         let found = blocking(move || {
             let all = sandbox::all(&sandboxes)?.into_iter();
             let ours = all.filter(|served| served.label.on_timeout == OnTimeout::Pause);
-            Ok(ours.map(|served| (of(&served), served)).collect::<Vec<_>>())
+            let ends = ours.map(|served| {
+                let expires = served.sandbox.expires().ok();
+                (expires.and_then(|expires| left(&served, &expires)), served)
+            });
+            Ok(ends.collect::<Vec<_>>())
         });
-        for (until, served) in found.await.unwrap_or_default() {
-            self.deadlines.note(&served, until);
+        for (left, served) in found.await.unwrap_or_default() {
+            self.deadlines.note(&served, left);
         }
         loop {
             let (next, over) = self.deadlines.look();
             for id in over {
                 self.pause_at_deadline(&id).await;
             }
-            let wait = next.map_or(SPARE, |next| next.saturating_sub(now()));
+            let next = next.unwrap_or_else(|| Instant::now() + SPARE);
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
+                () = tokio::time::sleep_until(next) => {}
                 () = self.deadlines.changed.notified() => {}
             }
         }

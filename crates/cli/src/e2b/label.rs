@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use micabox::Record;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::problem::Problem;
 use super::token;
@@ -36,6 +37,12 @@ pub struct Label {
     /// Whether the client allowed or forbade the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub internet: Option<bool>,
+    /// By which its client knows the request that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The options of all sandboxes when it was made.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub options: Map<String, Value>,
 }
 
 /// What happens to a sandbox at its deadline.
@@ -63,6 +70,8 @@ impl Label {
             auto_resume: false,
             is_public: true,
             internet: None,
+            key: None,
+            options: Map::new(),
         })
     }
 
@@ -72,6 +81,7 @@ impl Label {
         Ok(Self {
             token: fresh.token,
             traffic: fresh.traffic,
+            key: None,
             ..self.clone()
         })
     }

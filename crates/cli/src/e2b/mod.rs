@@ -8,15 +8,18 @@
 mod code;
 mod connect;
 mod deadline;
+mod delivery;
 mod envd;
 mod http;
 mod incoming;
 mod label;
+mod options;
 mod ports;
 mod problem;
 mod rest;
 mod route;
 mod sandbox;
+mod saved;
 mod serve;
 mod template;
 mod token;
@@ -25,7 +28,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use micabox::Sandboxes;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::failure::Failure;
@@ -33,6 +36,7 @@ use crate::{Outcome, settings};
 use code::Contexts;
 use deadline::Deadlines;
 use envd::{Processes, Watchers};
+use options::Options;
 use template::Templates;
 use token::Key;
 
@@ -49,7 +53,8 @@ pub struct Args {
     #[arg(long, value_name = "IP:PORT", default_value = LISTEN, requires = "e2b")]
     listen: SocketAddr,
 
-    /// Another image for a template's name; a template without one is the image of this name
+    /// Another image for a template's name, or a snapshot; a template without one is the image of this name, or a
+    /// snapshot that a client has made
     #[arg(long, value_name = "NAME=IMAGE", value_parser = template::pair, requires = "e2b")]
     template: Vec<(String, String)>,
 
@@ -65,13 +70,15 @@ struct Server {
     key: Key,
     templates: Templates,
     /// Options of every sandbox.
-    options: Map<String, Value>,
+    options: Options,
     /// What a sandbox's host names end with.
     domain: String,
     processes: Arc<Processes>,
     watchers: Watchers,
     contexts: Contexts,
     deadlines: Deadlines,
+    /// Keys of requests for sandboxes that are under way.
+    keys: rest::Keys,
     /// Places for connections to ports.
     proxied: Arc<Semaphore>,
 }
@@ -82,6 +89,7 @@ pub fn execute(args: Args) -> Outcome {
     // A terminal's Ctrl-C is for this process alone: the sandboxes' owners are not of its group.
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     let key = Key::of(sandboxes.store().root())?;
+    let options = Options::new(args.with)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -93,12 +101,13 @@ pub fn execute(args: Args) -> Outcome {
             sandboxes,
             key,
             templates: Templates::new(args.template),
-            options: sandbox::options(args.with),
+            options,
             domain: format!("localhost:{}", address.port()),
             processes: Arc::default(),
             watchers: Watchers::default(),
             contexts: Contexts::default(),
             deadlines: Deadlines::default(),
+            keys: rest::Keys::default(),
             proxied: Arc::new(Semaphore::new(PROXIED)),
         };
         serve::serve(server, listener, address).await

@@ -104,6 +104,17 @@ impl Drop for Kept {
     }
 }
 
+/// What is said of a port that needs a token which the client has not.
+pub fn forbidden(id: &str, port: u16) -> Response {
+    let body = json!({
+        "sandboxId": id,
+        "message": "The port is not public: the header e2b-traffic-access-token does not have the sandbox's token",
+        "port": port,
+        "code": 403,
+    });
+    http::json(StatusCode::FORBIDDEN, &body)
+}
+
 /// What E2B says of a port at which nothing listens.
 fn closed(served: &Served, port: u16) -> Response {
     let body = json!({

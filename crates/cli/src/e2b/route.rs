@@ -15,9 +15,9 @@ use hyper::{Method, StatusCode};
 use super::Server;
 use super::http::{self, Answer, Request, Response, blocking, header, query};
 use super::problem::{Kind, Problem};
-use super::sandbox::{self, Served, is_id};
-use super::token::{Signed, matches};
-use super::{code, envd, ports, rest};
+use super::sandbox::{self, is_id};
+use super::token::{Signature, Signed, matches};
+use super::{code, delivery, envd, ports, rest};
 
 /// The port at which E2B's clients look for files and commands.
 const ENVD: u16 = 49983;
@@ -112,8 +112,9 @@ async fn api(server: Arc<Server>, request: Request) -> Answer {
         ));
     }
     let (head, body) = request.into_parts();
-    // A client that disconnects stops no change half-way: a new sandbox would have no deadline.
-    let answered = tokio::spawn(rest::answer(server, head, body)).await;
+    // A client that disconnects stops no change half-way. What waits for it knows that it is gone.
+    let (_here, client) = delivery::watch();
+    let answered = tokio::spawn(rest::answer(server, head, body, client)).await;
     answered.unwrap_or_else(|_| Err(Problem::new(Kind::Internal, "a task has failed")))
 }
 
@@ -133,16 +134,18 @@ async fn at(server: Arc<Server>, place: Place, request: Request) -> Answer {
     let has_token = matches(&label.token, given("x-access-token"));
     let has_traffic = matches(&label.traffic, given("e2b-traffic-access-token"));
     let may = match port {
-        ENVD => has_token || is_signed(request.method(), request.uri(), &label.token),
-        CODE => has_token || has_traffic,
-        _ => label.is_public || has_traffic,
+        ENVD if has_token => Ok(()),
+        ENVD => match signature(request.method(), request.uri(), &label.token) {
+            Some(Signature::Valid) => Ok(()),
+            Some(Signature::Expired) => Err(expired()),
+            _ => Err(no_token()),
+        },
+        CODE if has_token || has_traffic => Ok(()),
+        CODE => Err(no_token()),
+        _ if label.is_public || has_traffic => Ok(()),
+        port => return Ok(ports::forbidden(&id, port)),
     };
-    if !may {
-        return Err(Problem::new(
-            Kind::Unauthenticated,
-            "the sandbox's token is missing or wrong",
-        ));
-    }
+    may?;
     let served = server.awake(&id).await?;
     match port {
         ENVD => envd::answer(server, served, request).await,
@@ -155,32 +158,43 @@ async fn at(server: Arc<Server>, place: Place, request: Request) -> Answer {
 async fn signed(server: Arc<Server>, request: Request) -> Answer {
     let all = server.sandboxes.clone();
     let (method, uri) = (request.method().clone(), request.uri().clone());
-    let found: Option<Served> = blocking(move || {
-        let mut all = sandbox::all(&all)?.into_iter();
-        Ok(all.find(|served| is_signed(&method, &uri, &served.label.token)))
+    let served = blocking(move || {
+        for served in sandbox::all(&all)? {
+            match signature(&method, &uri, &served.label.token) {
+                Some(Signature::Valid) => return Ok(served),
+                Some(Signature::Expired) => return Err(expired()),
+                _ => {}
+            }
+        }
+        let message = "the address is not signed for a sandbox that is here";
+        Err(Problem::new(Kind::Unauthenticated, message))
     })
     .await?;
-    let served = found.ok_or_else(|| {
-        let message = "the address is not signed for a sandbox that is here";
-        Problem::new(Kind::Unauthenticated, message)
-    })?;
     let served = server.awake(served.id()).await?;
     envd::answer(server, served, request).await
 }
 
-/// Returns whether an address of a file is signed with this token.
-fn is_signed(method: &Method, uri: &hyper::Uri, token: &str) -> bool {
+fn no_token() -> Problem {
+    let message = "the sandbox's token is missing or wrong";
+    Problem::new(Kind::Unauthenticated, message)
+}
+
+/// In words by which E2B's clients know that.
+fn expired() -> Problem {
+    Problem::new(Kind::Unauthenticated, "signature is already expired")
+}
+
+/// Returns what the signature of a file's address is worth with this token; None if there is none.
+fn signature(method: &Method, uri: &hyper::Uri, token: &str) -> Option<Signature> {
     if uri.path() != envd::FILES {
-        return false;
+        return None;
     }
     let operation = match *method {
         Method::GET => "read",
         Method::POST => "write",
-        _ => return false,
+        _ => return None,
     };
-    let Some(signature) = query(uri, "signature") else {
-        return false;
-    };
+    let signature = query(uri, "signature")?;
     let expiration = query(uri, "signature_expiration");
     let signed = Signed {
         path: &query(uri, "path").unwrap_or_default(),
@@ -189,7 +203,7 @@ fn is_signed(method: &Method, uri: &hyper::Uri, token: &str) -> bool {
         expiration: expiration.as_deref(),
         signature: &signature,
     };
-    signed.is_valid(token)
+    Some(signed.check(token))
 }
 
 #[cfg(test)]

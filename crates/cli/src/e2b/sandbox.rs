@@ -1,7 +1,8 @@
 //! The sandboxes that are served: those with our label that run or are paused.
 
+use std::time::Duration;
+
 use micabox::{Record, SandboxRef, Sandboxes, Status};
-use serde_json::{Map, Value};
 
 use super::Server;
 use super::http::blocking;
@@ -37,6 +38,13 @@ impl Served {
 
     pub fn is_paused(&self) -> bool {
         matches!(self.record().status, Status::Paused { .. })
+    }
+
+    /// When it was made: to the millisecond, which is what clients see.
+    pub fn started(&self) -> Duration {
+        let record = self.record();
+        let seconds = Duration::from_secs(u64::try_from(record.created).unwrap_or(0));
+        seconds + Duration::from_millis(u64::from(record.created_nanos / 1_000_000))
     }
 
     /// Since when it runs, in seconds since 1970.
@@ -93,36 +101,4 @@ pub fn is_id(text: &str) -> bool {
         && text
             .bytes()
             .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
-}
-
-/// Returns the options of all sandboxes: what was asked for, and a disk where nothing else can keep the state of a
-/// sandbox for others.
-pub fn options(given: Vec<(String, Value)>) -> Map<String, Value> {
-    let mut options = Map::new();
-    for (name, value) in given {
-        let name = name.replace('_', "-");
-        match options.get_mut(&name) {
-            Some(Value::Array(values)) => values.push(value),
-            Some(before) => *before = Value::Array(vec![before.take(), value]),
-            None => {
-                options.insert(name, value);
-            }
-        }
-    }
-    if needs_disk(&options) {
-        options.entry("upper").or_insert_with(|| "disk".into());
-    }
-    options
-}
-
-/// Returns whether sandboxes with these options can be copied only with a disk: a machine without KVM has no saved
-/// memory. (On this machine's own kernel there is no disk either.)
-fn needs_disk(options: &Map<String, Value>) -> bool {
-    match options.get("backend").and_then(Value::as_str) {
-        None | Some("auto") => {
-            let mut kvm = std::fs::File::options();
-            kvm.read(true).write(true).open("/dev/kvm").is_err()
-        }
-        Some(backend) => backend == "qemu",
-    }
 }

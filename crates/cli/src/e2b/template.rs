@@ -18,12 +18,12 @@ impl Templates {
         Self(known.into_iter().chain(given).collect())
     }
 
-    /// Returns the image of a template: its own name, unless there is another image for it.
-    pub fn image<'a>(&'a self, template: &'a str) -> &'a str {
-        self.0.get(template).map_or(template, String::as_str)
+    /// Returns the name of the image or snapshot that stands for a template, if there is one but its own.
+    pub fn named(&self, template: &str) -> Option<&str> {
+        self.0.get(template).map(String::as_str)
     }
 
-    /// Returns the names with an image of another name.
+    /// Returns the names with an image or a snapshot of another name.
     pub fn names(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, image)| (&**name, &**image))
     }

@@ -82,9 +82,20 @@ pub struct Signed<'a> {
     pub signature: &'a str,
 }
 
+/// What a signature is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signature {
+    /// It was made with the token.
+    Valid,
+    /// It was, and its time is over.
+    Expired,
+    /// It was not.
+    Wrong,
+}
+
 impl Signed<'_> {
-    /// Returns whether it was made with this token, and its time is not over.
-    pub fn is_valid(&self, token: &str) -> bool {
+    /// Returns what it is worth with this token.
+    pub fn check(&self, token: &str) -> Signature {
         let Self {
             path,
             operation,
@@ -92,16 +103,19 @@ impl Signed<'_> {
             ..
         } = self;
         let mut text = format!("{path}:{operation}:{user}:{token}");
+        let mut is_over = false;
         if let Some(expiration) = self.expiration {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
             let now = now.map_or(u64::MAX, |since| since.as_secs());
-            if !expiration.parse().is_ok_and(|until: u64| until > now) {
-                return false;
-            }
+            is_over = !expiration.parse().is_ok_and(|until: u64| until > now);
             text = format!("{text}:{expiration}");
         }
         let digest = STANDARD_NO_PAD.encode(Sha256::digest(text.as_bytes()));
-        matches(&format!("v1_{digest}"), Some(self.signature))
+        match matches(&format!("v1_{digest}"), Some(self.signature)) {
+            true if is_over => Signature::Expired,
+            true => Signature::Valid,
+            false => Signature::Wrong,
+        }
     }
 }
 
@@ -119,15 +133,16 @@ mod tests {
             expiration: None,
             signature: "v1_3y7zC7/SVa0mfOWGah2e4+8/STWMnZ8YMEZ8XJy2GHA",
         };
-        assert!(signed.is_valid("token"));
-        assert!(!signed.is_valid("tokem"));
+        assert_eq!(signed.check("token"), Signature::Valid);
+        assert_eq!(signed.check("tokem"), Signature::Wrong);
         signed.operation = "write";
-        assert!(!signed.is_valid("token"));
+        assert_eq!(signed.check("token"), Signature::Wrong);
     }
 
     #[test]
     fn an_address_whose_time_is_over_is_not_valid() {
-        for (expiration, is_valid) in [("1", false), ("99999999999", true), ("never", false)] {
+        use Signature::{Expired, Valid, Wrong};
+        for (expiration, worth) in [("1", Expired), ("99999999999", Valid), ("never", Expired)] {
             let text = format!("/a:read::token:{expiration}");
             let digest = STANDARD_NO_PAD.encode(Sha256::digest(text.as_bytes()));
             let signed = Signed {
@@ -137,7 +152,9 @@ mod tests {
                 expiration: Some(expiration),
                 signature: &format!("v1_{digest}"),
             };
-            assert_eq!(signed.is_valid("token"), is_valid, "{expiration}");
+            assert_eq!(signed.check("token"), worth, "{expiration}");
+            // Who has no signature is not told of times.
+            assert_eq!(signed.check("other"), Wrong, "{expiration}");
         }
     }
 }

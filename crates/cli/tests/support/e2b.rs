@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
 
 use base64::Engine;
@@ -30,8 +31,14 @@ pub struct Made {
 
 impl Server {
     pub fn new(home: &Home, flags: &[&str]) -> Self {
+        Self::with(home, flags, &[])
+    }
+
+    /// Starts one with these variables.
+    pub fn with(home: &Home, flags: &[&str], variables: &[(&str, &Path)]) -> Self {
         let begin = ["serve", "--e2b", "--listen", "127.0.0.1:0"];
         let mut mica = home.mica(&[&begin[..], flags].concat());
+        mica.envs(variables.iter().copied());
         let mut process = mica.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let lines: Vec<String> = lines.take(3).map(Result::unwrap).collect();
@@ -65,7 +72,8 @@ impl Server {
         self.process.wait().unwrap()
     }
 
-    fn connect(&self) -> TcpStream {
+    /// Connects to it.
+    pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
@@ -186,7 +194,8 @@ fn message(body: &Value) -> Vec<u8> {
     [&[0][..], &length.to_be_bytes(), body.as_bytes()].concat()
 }
 
-fn request(line: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+/// A request in HTTP.
+pub fn request(line: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!(
         "{line} HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n"

@@ -28,6 +28,7 @@ use crate::{
 };
 
 pub use kind::{Boots, Fresh, FromDisk, FromMemory, Kind, New, Restart};
+pub use record::default_cpus_of as default_cpus;
 pub use restore::Restore;
 pub(crate) use start::random;
 pub(crate) use stock::Stock;

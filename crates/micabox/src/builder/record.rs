@@ -1,7 +1,7 @@
 //! What is recorded of a start: the sandbox's record, and the settings for later starts and copies.
 
 use micabox_net::Publish;
-use micabox_vmm::{Acceleration, Backend};
+use micabox_vmm::{Acceleration, Backend, BackendChoice};
 use oci_spec::image::Config;
 
 use super::{Start, random};
@@ -143,6 +143,11 @@ impl Start {
             .or_else(|| signal_number(config.stop_signal().as_deref()?))
             .unwrap_or(libc::SIGTERM)
     }
+}
+
+/// Returns how many virtual processors a sandbox has unless it is told otherwise, with this choice of a backend.
+pub fn default_cpus_of(choice: BackendChoice) -> u8 {
+    micabox_vmm::expect(choice).map_or(1, |backend| default_cpus(&*backend))
 }
 
 pub(super) fn default_cpus(backend: &dyn Backend) -> u8 {

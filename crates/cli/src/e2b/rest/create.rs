@@ -3,41 +3,39 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hyper::StatusCode;
-use micabox::{Cancel, ErrorKind, Reference, Restore, Sandbox, Sandboxes};
-use micabox_image::progress::Silent;
+use hyper::{HeaderMap, StatusCode};
+use micabox::{Cancel, Sandbox, Sandboxes};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::network::{self, Rules};
+use super::make::{Plan, Source};
+use super::network::Rules;
 use super::view;
+use crate::e2b::delivery::{self, Client};
 use crate::e2b::http::{self, Answer, blocking};
-use crate::e2b::label::{self, Label, OnTimeout};
+use crate::e2b::label::{Label, OnTimeout};
 use crate::e2b::problem::Problem;
-use crate::e2b::sandbox::Served;
+use crate::e2b::sandbox::{self, Served};
 use crate::e2b::{Server, deadline};
-use crate::log;
-use crate::serve::message::Create;
-use crate::serve::{flags, sandboxes};
 
 /// Most entries of a map that a client sends.
 const ENTRIES: usize = 1000;
 
 /// The body.
 #[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct New {
     #[serde(rename = "templateID")]
     template: String,
     timeout: Option<u64>,
-    #[serde(default)]
-    auto_pause: bool,
+    auto_pause: Option<bool>,
     auto_pause_memory: Option<bool>,
     auto_resume: Option<AutoResume>,
+    /// Whether its files and commands need a token.
+    secure: Option<bool>,
     #[serde(rename = "allow_internet_access")]
     internet: Option<bool>,
-    #[serde(default)]
-    network: Rules,
+    network: Option<Rules>,
     metadata: Option<BTreeMap<String, String>>,
     env_vars: Option<BTreeMap<String, String>>,
     mcp: Option<Value>,
@@ -46,77 +44,89 @@ pub struct New {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct AutoResume {
     enabled: bool,
 }
 
-/// Makes a sandbox from an image or a snapshot.
-pub async fn create(server: &Arc<Server>, new: New) -> Answer {
+/// Makes a sandbox from an image or a snapshot. It ends if its client goes before it is told of it.
+pub async fn create(
+    server: &Arc<Server>,
+    headers: &HeaderMap,
+    new: New,
+    mut client: Client,
+) -> Answer {
     new.check()?;
+    let once = server.keys.begin(headers)?;
+    if let Some(once) = &once
+        && let Some(made) = made_with(server, &once.key).await?
+    {
+        return Ok(http::json(
+            StatusCode::CREATED,
+            &view::access(server, &made),
+        ));
+    }
     let seconds = deadline::seconds(new.timeout, deadline::DEFAULT)?;
-    let label = new.label()?;
-    let options = new.options(server, &label)?;
-    let image = server.templates.image(&new.template).to_owned();
-    let all = server.sandboxes.clone();
-    let text = label.text()?;
-    let served = blocking(move || {
-        let made = make(&all, &image, options, &text)?;
+    let mut label = new.label(server)?;
+    label.key = once.as_ref().map(|once| once.key.clone());
+    // Its owner has it before the sandbox is left to itself: none is without one if this server ends now.
+    let life = deadline::life(label.on_timeout, seconds);
+    let mut options = server.options.all.clone();
+    options.insert("rm".to_owned(), json!(true));
+    options.insert(
+        "max-life".to_owned(),
+        json!(format!("{:.3}", life.as_secs_f64())),
+    );
+    let rules = new.network.as_ref();
+    let network = rules.unwrap_or(&Rules::default()).wish(new.internet)?;
+    let variables = new.variables()?;
+    let (all, cancel) = (server.sandboxes.clone(), Cancel::default());
+    let (again, cancelled) = (Arc::clone(server), cancel.clone());
+    let making = blocking(move || {
+        let plan = Plan {
+            source: Source::find(&again, &all, &label.template),
+            label,
+            options,
+            variables,
+            network,
+        };
+        let made = plan.make(&all, cancelled)?;
         keep(&all, made)
-    })
-    .await?;
-    server.give_first(&served, seconds).await?;
-    Ok(http::json(
+    });
+    tokio::pin!(making);
+    let served = tokio::select! {
+        served = &mut making => served,
+        () = client.gone() => {
+            // A pull too.
+            cancel.cancel();
+            making.await
+        }
+    }?;
+    server.expect(&served, seconds);
+    let view = view::access(server, &served);
+    Ok(delivery::json(
+        server,
         StatusCode::CREATED,
-        &view::access(server, &served),
+        &view,
+        vec![served],
     ))
+}
+
+/// Finds the sandbox that an earlier request with this key has made.
+async fn made_with(server: &Server, key: &str) -> Result<Option<Served>, Problem> {
+    let (all, key) = (server.sandboxes.clone(), key.to_owned());
+    blocking(move || {
+        let mut all = sandbox::all(&all)?.into_iter();
+        Ok(all.find(|served| served.label.key.as_ref() == Some(&key)))
+    })
+    .await
 }
 
 /// Lets a new sandbox go on without this process, and finds it as others will.
 pub fn keep(all: &Sandboxes, made: Sandbox) -> Result<Served, Problem> {
     let id = made.record().id.clone();
     made.detach()?;
-    crate::e2b::sandbox::find(all, &id)
-}
-
-fn make(
-    all: &Sandboxes,
-    image: &str,
-    mut options: Map<String, Value>,
-    label: &str,
-) -> Result<Sandbox, Problem> {
-    let snapshot = all.snapshot(image).ok();
-    if let Some(snapshot) = snapshot
-        .as_ref()
-        .filter(|snapshot| snapshot.memory.is_some())
-        && let Restore::Memory(builder) = Restore::new(all.store(), snapshot)?
-    {
-        // It continues with what it had.
-        return Ok(log::in_owner(builder, true)
-            .label(label::NAME, label)
-            .create()?);
-    }
-    if snapshot.is_none()
-        && let Err(error) = image.parse::<Reference>()
-    {
-        return Err(Problem::invalid(format!("the template's name: {error}")));
-    }
-    let image = match snapshot {
-        Some(snapshot) => {
-            options.remove("upper");
-            options.insert("from".to_owned(), snapshot.name.into());
-            None
-        }
-        None => Some(image.to_owned()),
-    };
-    let create = Create { image, options };
-    let made = flags::parse(&create)
-        .and_then(|wanted| sandboxes::create(&wanted, Cancel::default(), Arc::new(Silent)));
-    made.map_err(|failure| match failure.kind {
-        Some(ErrorKind::NotFound) => {
-            Problem::not_found(format!("no template has this name: {}", failure.message()))
-        }
-        _ => failure.into(),
-    })
+    sandbox::find(all, &id)
 }
 
 impl New {
@@ -135,8 +145,12 @@ impl New {
                 "E2B's volumes (volumeMounts)",
             ),
             (
-                self.auto_pause && self.auto_pause_memory == Some(false),
-                "a pause without memory",
+                self.pauses() && self.auto_pause_memory == Some(false),
+                "a pause without memory (autoPauseMemory)",
+            ),
+            (
+                self.secure == Some(false),
+                "sandboxes whose files and commands need no token (secure)",
             ),
         ];
         if let Some((_, what)) = asked.into_iter().find(|(is_asked, _)| *is_asked) {
@@ -154,42 +168,39 @@ impl New {
         Ok(())
     }
 
-    fn label(&self) -> Result<Label, Problem> {
+    fn pauses(&self) -> bool {
+        self.auto_pause == Some(true)
+    }
+
+    fn label(&self, server: &Server) -> Result<Label, Problem> {
+        let rules = self.network.as_ref();
         Ok(Label {
             metadata: self.metadata.clone().unwrap_or_default(),
-            on_timeout: if self.auto_pause {
+            on_timeout: if self.pauses() {
                 OnTimeout::Pause
             } else {
                 OnTimeout::Kill
             },
             auto_resume: self.auto_resume.as_ref().is_some_and(|auto| auto.enabled),
-            is_public: self.network.allow_public_traffic != Some(false),
+            is_public: rules.is_none_or(|rules| rules.allow_public_traffic != Some(false)),
             internet: self.internet,
+            options: server.options.all.clone(),
             ..Label::new(self.template.clone())?
         })
     }
 
-    /// The options of `mica run`: the server's, and what the client asks for.
-    fn options(&self, server: &Server, label: &Label) -> Result<Map<String, Value>, Problem> {
-        let mut options = server.options.clone();
-        options.insert("rm".to_owned(), json!(true));
-        options.insert("label".to_owned(), json!({label::NAME: label.text()?}));
-        let variables = self.env_vars.iter().flatten();
-        let mut env = match options.remove("env") {
-            Some(Value::Array(values)) => values,
-            Some(value) => vec![value],
-            None => Vec::new(),
-        };
-        for (name, value) in variables {
-            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+    /// The variables that the client gives, with their values.
+    fn variables(&self) -> Result<Vec<String>, Problem> {
+        let given = self.env_vars.iter().flatten();
+        let variables = given.map(|(name, value)| {
+            let is_name = !name.is_empty() && !name.contains(|c: char| c == '=' || c.is_control());
+            if !is_name || value.contains('\0') {
                 return Err(Problem::invalid(format!(
-                    "{name:?} is not the name of a variable, or its value has a NUL byte"
+                    "envVars: {name:?} is not the name of a variable, or its value has a NUL byte"
                 )));
             }
-            env.push(format!("{name}={value}").into());
-        }
-        options.insert("env".to_owned(), env.into());
-        network::apply(&self.network, self.internet, &mut options)?;
-        Ok(options)
+            Ok(format!("{name}={value}"))
+        });
+        variables.collect()
     }
 }

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use hyper::StatusCode;
+use micabox::Expiry;
 use serde::Deserialize;
 use serde_json::json;
 
 use super::create::keep;
 use super::view;
-use crate::e2b::http::{self, Answer, blocking};
+use crate::e2b::delivery;
+use crate::e2b::http::{Answer, blocking};
 use crate::e2b::label;
 use crate::e2b::problem::Problem;
 use crate::e2b::{Server, deadline};
@@ -22,6 +24,7 @@ const DEFAULT: u64 = 15;
 
 /// The body.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Fork {
     timeout: Option<u64>,
     count: Option<u16>,
@@ -38,27 +41,36 @@ pub async fn fork(server: &Arc<Server>, id: &str, fork: Fork) -> Answer {
         )));
     }
     let all = server.sandboxes.clone();
+    // Before they are left to themselves: none is without a deadline if this server ends now.
+    let expiry = Expiry {
+        max_life: Some(deadline::life(served.label.on_timeout, seconds)),
+        ..Expiry::default()
+    };
     let copies = blocking(move || {
         let labels = (0..count).map(|_| served.label.of_copy()?.text());
         let labels = labels.collect::<Result<Vec<_>, _>>()?;
-        let made = sandboxes::fork_with(&all, served.id(), count, |builder, number| match labels
-            .get(usize::from(number))
-        {
-            Some(text) => builder.label(label::NAME, text),
-            None => builder,
+        let made = sandboxes::fork_with(&all, served.id(), count, |builder, number| {
+            let builder = builder.expiry(expiry);
+            match labels.get(usize::from(number)) {
+                Some(text) => builder.label(label::NAME, text),
+                None => builder,
+            }
         })?;
         let kept = made.into_iter().map(|made| keep(&all, made));
         kept.collect::<Result<Vec<_>, _>>()
     })
     .await?;
-    let mut given = Ok(());
     for copy in &copies {
-        given = given.and(server.give_first(copy, seconds).await);
+        server.expect(copy, seconds);
     }
-    given?;
-    let copies = copies.iter();
     let results: Vec<_> = copies
+        .iter()
         .map(|copy| json!({"sandbox": view::access(server, copy)}))
         .collect();
-    Ok(http::json(StatusCode::CREATED, &results))
+    Ok(delivery::json(
+        server,
+        StatusCode::CREATED,
+        &results,
+        copies,
+    ))
 }

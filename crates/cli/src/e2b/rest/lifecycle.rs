@@ -1,6 +1,7 @@
 //! A sandbox's deadline, its pause, and its end.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::StatusCode;
 use micabox::Error;
@@ -8,52 +9,71 @@ use serde::Deserialize;
 
 use super::view;
 use crate::e2b::http::{self, Answer, blocking};
+use crate::e2b::label::OnTimeout;
 use crate::e2b::problem::{Kind, Problem};
+use crate::e2b::sandbox::Served;
 use crate::e2b::{Server, deadline};
+
+/// The body of a request for so much time.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timeout {
+    timeout: u64,
+}
 
 /// The body of a request for more time.
 #[derive(Debug, Deserialize)]
-pub struct Time {
-    timeout: Option<u64>,
+#[serde(deny_unknown_fields)]
+pub struct Refresh {
     duration: Option<u64>,
-    /// Whether the memory of a paused sandbox is to be kept.
+}
+
+/// The body of a request to connect to a sandbox, or to resume it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Connect {
+    timeout: Option<u64>,
+    /// Whether a paused sandbox continues with its memory.
     memory: Option<bool>,
+    /// Of E2B's former clients: what happens at the next deadline.
+    auto_pause: Option<bool>,
 }
 
 /// The body of a request for a pause.
 #[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Pause {
     memory: Option<bool>,
+    require_healthy_guest: Option<bool>,
 }
 
 /// Ends a sandbox.
 pub async fn kill(server: &Arc<Server>, id: &str) -> Answer {
     let served = server.found(id).await?;
-    server.forget(served.id());
-    blocking(
-        move || match served.sandbox.stop(std::time::Duration::ZERO) {
-            Ok(_) | Err(Error::Lost(_) | Error::NoSuchSandbox(_)) => Ok(()),
-            Err(error) => Err(error.into()),
-        },
-    )
-    .await?;
+    end(server, served).await?;
     Ok(http::empty(StatusCode::NO_CONTENT))
 }
 
+/// Ends a sandbox that may have ended meanwhile.
+pub async fn end(server: &Server, served: Served) -> Result<(), Problem> {
+    server.forget(served.id());
+    blocking(move || match served.sandbox.stop(Duration::ZERO) {
+        Ok(_) | Err(Error::Lost(_) | Error::NoSuchSandbox(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+    })
+    .await
+}
+
 /// Gives it so many seconds from now.
-pub async fn timeout(server: &Arc<Server>, id: &str, time: Time) -> Answer {
+pub async fn timeout(server: &Arc<Server>, id: &str, time: Timeout) -> Answer {
     let served = server.found(id).await?;
-    let seconds = time
-        .timeout
-        .ok_or_else(|| Problem::invalid("timeout is missing"))?;
-    server
-        .give(&served, deadline::seconds(Some(seconds), 0)?)
-        .await?;
+    let seconds = deadline::seconds(Some(time.timeout), 0)?;
+    server.give(&served, seconds).await?;
     Ok(http::empty(StatusCode::NO_CONTENT))
 }
 
 /// Gives it at least so many seconds.
-pub async fn refresh(server: &Arc<Server>, id: &str, time: Time) -> Answer {
+pub async fn refresh(server: &Arc<Server>, id: &str, time: Refresh) -> Answer {
     let served = server.found(id).await?;
     let seconds = deadline::seconds(time.duration, deadline::DEFAULT)?;
     server.prolong(&served, seconds).await?;
@@ -68,6 +88,11 @@ pub async fn pause(server: &Arc<Server>, id: &str, pause: Pause) -> Answer {
             "a pause keeps the memory here; create_snapshot with mode \"filesystem\" keeps the files alone",
         ));
     }
+    if pause.require_healthy_guest == Some(true) {
+        return Err(Problem::unsupported(
+            "a pause asks nothing of the guest here (requireHealthyGuest)",
+        ));
+    }
     if served.is_paused() {
         let message = format!("sandbox \"{id}\" is already paused");
         return Err(Problem::new(Kind::Conflict, message));
@@ -77,11 +102,17 @@ pub async fn pause(server: &Arc<Server>, id: &str, pause: Pause) -> Answer {
 }
 
 /// Says how it is reached, with more time for it; a paused one continues.
-pub async fn connect(server: &Arc<Server>, id: &str, time: Time) -> Answer {
+pub async fn connect(server: &Arc<Server>, id: &str, asked: Connect) -> Answer {
     let served = server.found(id).await?;
-    let seconds = deadline::seconds(time.timeout, deadline::DEFAULT)?;
+    let seconds = deadline::seconds(asked.timeout, deadline::DEFAULT)?;
+    let pauses = served.label.on_timeout == OnTimeout::Pause;
+    if asked.auto_pause.is_some_and(|pause| pause != pauses) {
+        return Err(Problem::unsupported(
+            "what happens at the deadline is as the sandbox was made (autoPause)",
+        ));
+    }
     let status = if served.is_paused() {
-        if time.memory == Some(false) {
+        if asked.memory == Some(false) {
             return Err(Problem::unsupported(
                 "a paused sandbox continues with its memory here",
             ));

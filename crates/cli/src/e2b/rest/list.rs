@@ -4,15 +4,28 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use chrono::{DateTime, FixedOffset};
 use hyper::header::HeaderValue;
 use hyper::{StatusCode, Uri};
 use serde::Serialize;
 
+use super::query::Query;
 use super::view;
 use crate::e2b::Server;
-use crate::e2b::http::{self, Answer, Response, blocking, query};
+use crate::e2b::http::{self, Answer, Response, blocking};
 use crate::e2b::problem::Problem;
 use crate::e2b::sandbox::{self, Served};
+
+/// The parameters.
+const PARAMETERS: [&str; 7] = [
+    "metadata",
+    "state",
+    "startedAfter",
+    "template",
+    "order",
+    "limit",
+    "nextToken",
+];
 
 /// Most entries of a page.
 const PAGE: usize = 100;
@@ -21,12 +34,14 @@ const PAGE: usize = 100;
 struct Filter {
     metadata: BTreeMap<String, String>,
     states: Option<Vec<String>>,
+    /// Milliseconds since 1970.
+    started_after: Option<i64>,
     template: Option<String>,
 }
 
 impl Filter {
-    fn of(uri: &Uri) -> Self {
-        let pairs = |text: String| -> BTreeMap<String, String> {
+    fn of(query: &Query) -> Result<Self, Problem> {
+        let pairs = |text: &str| -> BTreeMap<String, String> {
             // What the clients have quoted before they made a query of it.
             let decoded = |text: &str| {
                 percent_encoding::percent_decode_str(text)
@@ -38,18 +53,18 @@ impl Filter {
                 .map(|(name, value)| (decoded(&name), decoded(&value)))
                 .collect()
         };
-        let text = uri.query().unwrap_or_default();
-        // A list is one parameter with commas, or several.
-        let states = form_urlencoded::parse(text.as_bytes());
-        let states = states.filter(|(name, _)| name == "state");
-        let states: Vec<String> = states
-            .flat_map(|(_, value)| value.split(',').map(str::to_owned).collect::<Vec<_>>())
-            .collect();
-        Self {
-            metadata: query(uri, "metadata").map(pairs).unwrap_or_default(),
-            states: Some(states).filter(|states| !states.is_empty()),
-            template: query(uri, "template"),
+        let states = query.list("state");
+        let unknown = |state: &&&str| !["running", "paused"].contains(*state);
+        if let Some(state) = states.iter().flatten().find(unknown) {
+            return Err(Problem::invalid(format!("no sandbox is `{state}`")));
         }
+        let after = query.parsed::<DateTime<FixedOffset>>("startedAfter")?;
+        Ok(Self {
+            metadata: query.text("metadata")?.map(pairs).unwrap_or_default(),
+            states: states.map(|states| states.into_iter().map(str::to_owned).collect()),
+            started_after: after.map(|after| after.timestamp_millis()),
+            template: query.text("template")?.map(str::to_owned),
+        })
     }
 
     fn shows(&self, served: &Served) -> bool {
@@ -59,18 +74,25 @@ impl Filter {
             "running"
         };
         let label = &served.label;
+        let started = i64::try_from(served.started().as_millis()).unwrap_or(i64::MAX);
         let mut wanted = self.metadata.iter();
         wanted.all(|(name, value)| label.metadata.get(name) == Some(value))
             && (self.states.as_ref()).is_none_or(|states| states.iter().any(|s| s == state))
+            && self.started_after.is_none_or(|after| started > after)
             && (self.template.as_ref()).is_none_or(|template| *template == label.template)
     }
 }
 
 /// Lists sandboxes, newest first unless the client wants it otherwise.
 pub async fn list(server: &Arc<Server>, uri: &Uri) -> Answer {
-    let filter = Filter::of(uri);
-    let is_oldest_first = query(uri, "order").as_deref() == Some("asc");
-    let page = Page::of(uri)?;
+    let query = Query::of(uri, &PARAMETERS)?;
+    let filter = Filter::of(&query)?;
+    let is_oldest_first = match query.text("order")? {
+        None | Some("desc") => false,
+        Some("asc") => true,
+        Some(order) => return Err(Problem::invalid(format!("order can't be `{order}`"))),
+    };
+    let page = Page::of(&query)?;
     let all = server.sandboxes.clone();
     blocking(move || {
         let mut all = sandbox::all(&all)?;
@@ -96,17 +118,14 @@ pub struct Page {
 }
 
 impl Page {
-    pub fn of(uri: &Uri) -> Result<Self, Problem> {
-        let number = |name: &str| match query(uri, name) {
-            None => Ok(None),
-            Some(text) => {
-                let number = text.parse::<usize>().map(Some);
-                number.map_err(|_| Problem::invalid(format!("{name} is not a number")))
-            }
-        };
+    pub fn of(query: &Query) -> Result<Self, Problem> {
+        let count = query.parsed("limit")?.unwrap_or(PAGE);
+        if count == 0 {
+            return Err(Problem::invalid("limit can't be 0"));
+        }
         Ok(Self {
-            from: number("nextToken")?.unwrap_or(0),
-            count: number("limit")?.unwrap_or(PAGE).clamp(1, PAGE),
+            from: query.parsed("nextToken")?.unwrap_or(0),
+            count: count.min(PAGE),
         })
     }
 

@@ -7,8 +7,9 @@ use hyper::{StatusCode, Uri};
 use micabox::Upper;
 use serde_json::{Map, Value, json};
 
+use super::query::Query;
 use crate::e2b::Server;
-use crate::e2b::http::{self, Answer, blocking, query};
+use crate::e2b::http::{self, Answer, blocking};
 use crate::e2b::problem::Problem;
 use crate::e2b::sandbox::{self, Served};
 use crate::output::rfc3339;
@@ -19,17 +20,32 @@ const MOMENT: Duration = Duration::from_millis(100);
 /// Most sandboxes of a request.
 const MANY: usize = 100;
 
-/// Measures one.
-pub async fn of_one(server: &Arc<Server>, id: &str) -> Answer {
+/// Measures one, if now is between the moments that the client asks about.
+pub async fn of_one(server: &Arc<Server>, id: &str, uri: &Uri) -> Answer {
+    let query = Query::of(uri, &["start", "end"])?;
+    let (start, end) = (query.parsed::<i64>("start")?, query.parsed::<i64>("end")?);
     let served = server.found(id).await?;
-    let measured = blocking(move || measure(&served)).await?;
-    Ok(http::json(StatusCode::OK, &[measured]))
+    let measured = blocking(move || {
+        let now = i64::try_from(now()).unwrap_or(i64::MAX);
+        if start.is_some_and(|start| start > now) || end.is_some_and(|end| end < now) {
+            return Ok(Vec::new());
+        }
+        Ok(vec![measure(&served)?])
+    });
+    Ok(http::json(StatusCode::OK, &measured.await?))
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| since.as_secs())
 }
 
 /// Measures those whose IDs are in the query.
 pub async fn of_many(server: &Arc<Server>, uri: &Uri) -> Answer {
-    let ids = query(uri, "sandbox_ids").unwrap_or_default();
-    let ids: Vec<String> = ids.split(',').map(str::to_owned).collect();
+    let query = Query::of(uri, &["sandbox_ids"])?;
+    let ids = query.list("sandbox_ids").unwrap_or_default();
+    let ids: Vec<String> = ids.into_iter().map(str::to_owned).collect();
     if ids.len() > MANY {
         return Err(Problem::invalid(format!("more than {MANY} sandboxes")));
     }
@@ -53,8 +69,7 @@ fn measure(served: &Served) -> Result<Value, Problem> {
     let after = served.sandbox.stats()?;
     let spent = after.processor_time.saturating_sub(before.processor_time);
     let share = Duration::from_micros(spent).as_secs_f64() / MOMENT.as_secs_f64() * 100.0;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let seconds = now.map_or(0, |since| since.as_secs());
+    let seconds = now();
     let disk = match &record.upper {
         Upper::Disk { size } => *size,
         _ => 0,

@@ -4,8 +4,11 @@ mod create;
 mod fork;
 mod lifecycle;
 mod list;
+mod make;
 mod metrics;
 mod network;
+mod once;
+mod query;
 mod snapshots;
 mod templates;
 mod view;
@@ -16,13 +19,26 @@ use hyper::http::request::Parts;
 use percent_encoding::percent_decode_str;
 
 use super::Server;
+use super::delivery::Client;
 use super::http::{Answer, blocking, read};
 use super::incoming::Incoming;
-use super::problem::Problem;
+use super::problem::{Kind, Problem};
 use super::sandbox::{self, Served};
+pub use lifecycle::end;
+pub use once::Keys;
+use query::Query;
 
 /// Answers a request of a client that has the key.
-pub async fn answer(server: Arc<Server>, head: Parts, body: Incoming) -> Answer {
+pub async fn answer(server: Arc<Server>, head: Parts, body: Incoming, client: Client) -> Answer {
+    let answered = call(server, head, body, client).await;
+    answered.map_err(|problem| match problem.kind {
+        // It was there when it was looked for.
+        Kind::Gone => Problem::not_found(problem.message),
+        _ => problem,
+    })
+}
+
+async fn call(server: Arc<Server>, head: Parts, body: Incoming, client: Client) -> Answer {
     let path = head.uri.path().trim_matches('/').to_owned();
     let path: Vec<String> = path.split('/').map(decoded).collect::<Result<_, _>>()?;
     let mut path: Vec<&str> = path.iter().map(String::as_str).collect();
@@ -33,8 +49,20 @@ pub async fn answer(server: Arc<Server>, head: Parts, body: Incoming) -> Answer 
     {
         path.remove(0);
     }
+    let has_query = matches!(
+        (head.method.as_str(), path.as_slice()),
+        (
+            "GET",
+            ["sandboxes" | "snapshots" | "templates"] | ["sandboxes", .., "metrics"]
+        )
+    );
+    if !has_query {
+        Query::of(&head.uri, &[])?;
+    }
     match (head.method.as_str(), path.as_slice()) {
-        ("POST", ["sandboxes"]) => create::create(&server, read(body).await?).await,
+        ("POST", ["sandboxes"]) => {
+            create::create(&server, &head.headers, read(body).await?, client).await
+        }
         ("GET", ["sandboxes"]) => list::list(&server, &head.uri).await,
         ("GET", ["sandboxes", "metrics"]) => metrics::of_many(&server, &head.uri).await,
         ("GET", ["sandboxes", id]) => {
@@ -58,9 +86,9 @@ pub async fn answer(server: Arc<Server>, head: Parts, body: Incoming) -> Answer 
         ("POST", ["sandboxes", id, "snapshots"]) => {
             snapshots::create(&server, id, read(body).await?).await
         }
-        ("GET", ["sandboxes", id, "metrics"]) => metrics::of_one(&server, id).await,
+        ("GET", ["sandboxes", id, "metrics"]) => metrics::of_one(&server, id, &head.uri).await,
         ("GET", ["snapshots"]) => snapshots::list(&server, &head.uri).await,
-        ("GET", ["templates"]) => templates::list(&server).await,
+        ("GET", ["templates"]) => templates::list(&server, &head.uri).await,
         ("GET", ["templates", "aliases", name]) => templates::find(&server, name).await,
         ("DELETE", ["templates", name]) => snapshots::remove(&server, name).await,
         (method, path) => Err(Problem::unsupported(format!(

@@ -17,6 +17,9 @@ pub const ENVD_VERSION: &str = "0.6.4";
 /// MiB of a disk whose size is not limited but by the machine's memory.
 const NO_DISK: u64 = 0;
 
+/// The end of a sandbox that has no deadline, as while it is paused. Clients need a date.
+const NEVER: &str = "9999-12-31T00:00:00Z";
+
 /// The reply to a request that creates a sandbox or connects to one.
 pub fn access(server: &Server, served: &Served) -> Value {
     json!({
@@ -30,12 +33,20 @@ pub fn access(server: &Server, served: &Served) -> Value {
     })
 }
 
+/// A moment since 1970, as clients send it back to ask for what was started after it.
+fn with_millis(moment: Duration) -> String {
+    let seconds = rfc3339(moment.as_secs());
+    format!(
+        "{}.{:03}Z",
+        seconds.trim_end_matches('Z'),
+        moment.subsec_millis()
+    )
+}
+
 /// A line of a list.
 pub fn listed(served: &Served) -> Map<String, Value> {
     let record = served.record();
-    let started = u64::try_from(record.created).unwrap_or(0);
-    // One without a deadline, as a paused one, is not about to end.
-    let until = deadline::of(served).unwrap_or(Duration::from_secs(started + deadline::LONGEST));
+    let until = deadline::shown(served).map(|until| rfc3339(until.as_secs()));
     let disk = match &record.upper {
         micabox::Upper::Disk { size } => size >> 20,
         _ => NO_DISK,
@@ -45,8 +56,8 @@ pub fn listed(served: &Served) -> Map<String, Value> {
         "alias": served.label.template,
         "sandboxID": served.id(),
         "clientID": "local",
-        "startedAt": rfc3339(started),
-        "endAt": rfc3339(until.as_secs()),
+        "startedAt": with_millis(served.started()),
+        "endAt": until.as_deref().unwrap_or(NEVER),
         "cpuCount": record.cpus,
         "memoryMB": record.memory_mib,
         "diskSizeMB": disk,
