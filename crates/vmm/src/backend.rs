@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DiskRate, Error, MachineConfig, Snapshot};
+use crate::{DiskRate, Error, Lack, MachineConfig, Snapshot};
 
 /// A way to run machines.
 pub trait Backend: Send + Sync {
@@ -45,7 +45,7 @@ pub enum Acceleration {
     /// By an emulator: correct, and some ten times slower.
     Emulated {
         /// Why KVM is not used.
-        why: String,
+        why: Lack,
     },
 }
 

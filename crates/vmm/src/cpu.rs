@@ -6,12 +6,14 @@
 pub(crate) struct Flags {
     /// Whether the processor can run virtual machines (Intel's `vmx` or AMD's `svm`).
     pub(crate) virtualises: bool,
+    /// Whether this machine is a virtual one, as far as its processor says.
+    pub(crate) is_virtual: bool,
     /// Whether the time stamp counter's rate is constant in all power states.
     pub(crate) counts_evenly: bool,
 }
 
 impl Flags {
-    /// Reads the features. See CPUID in Intel's and AMD's manuals: leaf 1, ECX bit 5 (VMX); leaf
+    /// Reads the features. See CPUID in Intel's and AMD's manuals: leaf 1, ECX bits 5 (VMX) and 31 (hypervisor); leaf
     /// 8000_0001h, ECX bit 2 (SVM); leaf 8000_0007h, EDX bit 8 (invariant TSC).
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn read() -> Self {
@@ -20,10 +22,12 @@ impl Flags {
         const EXTENDED: u32 = 0x8000_0000;
         let most = __cpuid(EXTENDED).eax;
         let extended = |leaf| (EXTENDED + leaf <= most).then(|| __cpuid(EXTENDED + leaf));
-        let vmx = __cpuid(1).ecx & 1 << 5 != 0;
+        let first = __cpuid(1).ecx;
+        let vmx = first & 1 << 5 != 0;
         let svm = extended(1).is_some_and(|leaf| leaf.ecx & 1 << 2 != 0);
         Self {
             virtualises: vmx || svm,
+            is_virtual: first & 1 << 31 != 0,
             counts_evenly: extended(7).is_some_and(|leaf| leaf.edx & 1 << 8 != 0),
         }
     }
@@ -33,6 +37,7 @@ impl Flags {
     pub(crate) fn read() -> Self {
         Self {
             virtualises: false,
+            is_virtual: false,
             counts_evenly: false,
         }
     }
@@ -49,6 +54,7 @@ mod tests {
         let has = |flag: &str| flags.is_some_and(|flags| flags.split(' ').any(|word| word == flag));
         let ours = Flags::read();
         assert_eq!(ours.virtualises, has("vmx") || has("svm"));
+        assert_eq!(ours.is_virtual, has("hypervisor"));
         // The kernel may know better that the counter of an old machine is not to be trusted.
         assert!(ours.counts_evenly || !(has("constant_tsc") && has("nonstop_tsc")));
     }

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::Lack;
+
 /// Why a machine can't be started, saved or paused.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -15,17 +17,11 @@ pub enum Error {
         install: String,
     },
     /// KVM does not work here.
-    #[error("KVM can't run machines here: {why}; the qemu backend works without it")]
-    NoKvm {
-        /// Why.
-        why: String,
-    },
+    #[error("KVM can't run machines here: {0}; the qemu backend works without it")]
+    NoKvm(Lack),
     /// This process can't start containers.
-    #[error("the host backend does not work here: {why}")]
-    NoContainers {
-        /// Why.
-        why: String,
-    },
+    #[error("the host backend does not work here: {0}")]
+    NoContainers(Lack),
     /// The configuration requests something that no backend has.
     #[error("this machine can't be built: {0}")]
     Config(String),
@@ -85,4 +81,14 @@ pub enum Error {
         /// Why it failed.
         source: io::Error,
     },
+}
+
+impl Error {
+    /// Returns what makes the backend work that does not work here, where that is known.
+    pub fn remedy(&self) -> Option<&str> {
+        match self {
+            Self::NoKvm(lack) | Self::NoContainers(lack) => lack.remedy(),
+            _ => None,
+        }
+    }
 }

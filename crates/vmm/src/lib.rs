@@ -22,6 +22,7 @@ pub mod host;
 mod host_kvm;
 #[cfg(target_arch = "x86_64")]
 pub mod kvm;
+mod lack;
 mod process;
 pub mod qemu;
 mod snapshot;
@@ -38,6 +39,7 @@ pub use file::{FileRef, MachineFile};
 pub use host::{HOST_WORKER, Host};
 #[cfg(target_arch = "x86_64")]
 pub use kvm::{Kvm, WORKER};
+pub use lack::Lack;
 pub use qemu::{QEMU_WORKER, Qemu};
 pub use snapshot::Snapshot;
 
@@ -80,7 +82,7 @@ pub fn probe() -> Result<Box<dyn Backend>, Error> {
 /// Returns the backend that `choice` names.
 ///
 /// # Errors
-/// [`Error::NoKvm`], [`Error::NoQemu`] or [`Error::NoContainers`], with a remedy.
+/// [`Error::NoKvm`], [`Error::NoQemu`] or [`Error::NoContainers`].
 pub fn choose(choice: BackendChoice) -> Result<Box<dyn Backend>, Error> {
     match choice {
         BackendChoice::Kvm => own(Kvm::probe),
@@ -108,36 +110,34 @@ pub fn expect(choice: BackendChoice) -> Result<Box<dyn Backend>, Error> {
 fn on_host() -> Result<Box<dyn Backend>, Error> {
     match Host::probe() {
         Ok(host) => Ok(Box::new(host)),
-        Err(why) => Err(Error::NoContainers { why }),
+        Err(lack) => Err(Error::NoContainers(lack)),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-fn own(find: fn() -> Result<Kvm, String>) -> Result<Box<dyn Backend>, Error> {
+fn own(find: fn() -> Result<Kvm, Lack>) -> Result<Box<dyn Backend>, Error> {
     match find() {
         Ok(kvm) => Ok(Box::new(kvm)),
-        Err(why) => Err(Error::NoKvm { why }),
+        Err(lack) => Err(Error::NoKvm(lack)),
     }
 }
 
 /// Our own backend, which is for x86-64.
 #[cfg(not(target_arch = "x86_64"))]
-struct Kvm;
+enum Kvm {}
 
 #[cfg(not(target_arch = "x86_64"))]
 impl Kvm {
-    fn probe() -> Result<Self, String> {
-        Err("our own virtual machine monitor is for x86-64".to_owned())
+    fn probe() -> Result<Self, Lack> {
+        Err(Lack::new("our own virtual machine monitor is for x86-64"))
     }
 
-    fn expect() -> Result<Self, String> {
+    fn expect() -> Result<Self, Lack> {
         Self::probe()
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn own(find: fn() -> Result<Kvm, String>) -> Result<Box<dyn Backend>, Error> {
-    Err(Error::NoKvm {
-        why: find().err().unwrap_or_default(),
-    })
+fn own(find: fn() -> Result<Kvm, Lack>) -> Result<Box<dyn Backend>, Error> {
+    find().map(|never| match never {}).map_err(Error::NoKvm)
 }

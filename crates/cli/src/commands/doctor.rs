@@ -124,11 +124,14 @@ fn machine() -> Vec<Check> {
             let found = error.to_string();
             // Missing only if no other backend works.
             let (verdict, own) = match micabox_vmm::choose(BackendChoice::Kvm) {
-                Ok(kvm) => (Verdict::Note, Some(Check::ok("machines", kvm.describe()))),
-                Err(_) => (Verdict::Missing, None),
+                Ok(kvm) => (Verdict::Note, Check::ok("machines", kvm.describe())),
+                Err(error) => {
+                    let remedy = error.remedy().map(str::to_owned);
+                    let own = Check::new("KVM", Verdict::Note, error.to_string(), remedy);
+                    (Verdict::Missing, own)
+                }
             };
-            let qemu = Check::new("QEMU", verdict, found, Some(advice));
-            return own.into_iter().chain([qemu]).collect();
+            return vec![own, Check::new("QEMU", verdict, found, Some(advice))];
         }
     };
     let program = qemu.program().display();
@@ -147,11 +150,10 @@ fn machine() -> Vec<Check> {
             "acceleration",
             Verdict::Note,
             format!("none, machines are emulated (TCG): {why}"),
-            Some(
-                "machines are some ten times faster with KVM: use a host with hardware \
-                 virtualisation, switched on in its firmware, and with access to /dev/kvm"
-                    .into(),
-            ),
+            Some(format!(
+                "machines are some ten times faster with KVM: {}",
+                why.remedy().unwrap_or("use a host where it works")
+            )),
         ),
     };
     vec![version, acceleration]
@@ -167,12 +169,17 @@ fn containers() -> Check {
             } else if !rustix::process::geteuid().is_root() {
                 found.push_str("; with this user's subordinate IDs");
             }
-            if let Err(error) = micabox_vmm::host::check_network() {
-                found.push_str(&format!("; {error}"));
-            }
-            Check::ok("host backend", found)
+            let Err(lack) = micabox_vmm::host::network() else {
+                return Check::ok("host backend", found);
+            };
+            found.push_str(&format!(", but only with --network none: it {lack}"));
+            let remedy = lack.remedy().map(str::to_owned);
+            Check::new("host backend", Verdict::Note, found, remedy)
         }
-        Err(error) => Check::ok("host backend", error.to_string()),
+        Err(error) => {
+            let remedy = error.remedy().map(str::to_owned);
+            Check::new("host backend", Verdict::Note, error.to_string(), remedy)
+        }
     }
 }
 

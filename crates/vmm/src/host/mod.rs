@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
 use crate::process::{Channels, Launch, Process, SharedDescriptor};
-use crate::{Begin, Error, Exit, FileRef, MachineConfig, Tree};
+use crate::{Begin, Error, Exit, FileRef, Lack, MachineConfig, Tree};
 
 pub use worker::HOST_WORKER;
 
@@ -89,22 +89,22 @@ impl Host {
     /// Checks that this process may start containers.
     ///
     /// # Errors
-    /// Why not, with a remedy where there is one.
-    pub fn probe() -> Result<Self, String> {
+    /// Why not.
+    pub fn probe() -> Result<Self, Lack> {
         let is_root = rustix::process::geteuid().is_root();
         let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         if is_root && map.split_whitespace().ne(["0", "0", "4294967295"]) {
-            return Err(
-                "it takes this machine's root or a user, not root of a user namespace".to_owned(),
-            );
+            return Err(Lack::new(
+                "it takes this machine's root or a user, not root of a user namespace",
+            ));
         }
         if !is_root {
             for_user()?;
         } else if fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).is_err() {
             // The kernel would have loaded the module.
-            return Err("this kernel has no overlay".to_owned());
+            return Err(Lack::new("this kernel has no overlay"));
         }
-        program(worker::KIND).map_err(|error| error.to_string())?;
+        program(worker::KIND).map_err(|error| Lack::new(error.to_string()))?;
         Ok(Self {
             acceleration: Acceleration::Native,
         })
@@ -120,16 +120,31 @@ pub fn has_one_user() -> Option<String> {
 }
 
 /// Checks what a user who is not root needs.
-fn for_user() -> Result<(), String> {
+fn for_user() -> Result<(), Lack> {
     let limit = std::fs::read_to_string("/proc/sys/user/max_user_namespaces");
     if limit.is_ok_and(|limit| limit.trim() == "0") {
-        return Err("users may make no namespaces (sysctl user.max_user_namespaces)".to_owned());
+        return Err(Lack::new("users may make no namespaces here")
+            .remedy_is("raise their number: `sudo sysctl user.max_user_namespaces=10000`"));
     }
     match File::options().read(true).write(true).open(FUSE) {
         Ok(_) => Ok(()),
-        Err(error) => Err(format!(
-            "it takes {FUSE}, which serves the image to a user who is not root ({error})"
+        Err(error) => Err(no_fuse(&error)),
+    }
+}
+
+/// Returns what a user lacks who can't open the device of FUSE.
+fn no_fuse(error: &std::io::Error) -> Lack {
+    let lack = Lack::new(format!(
+        "it takes {FUSE}, which serves the image to a user who is not root ({error})"
+    ));
+    match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            lack.remedy_is("load the kernel's module: `sudo modprobe fuse`")
+        }
+        std::io::ErrorKind::PermissionDenied => lack.remedy_is(format!(
+            "open it to users, as distributions have it: `sudo chmod 666 {FUSE}`"
         )),
+        _ => lack,
     }
 }
 
@@ -222,13 +237,30 @@ impl Backend for Host {
 /// # Errors
 /// [`Error::Unsupported`], with what is possible instead.
 pub fn check_network() -> Result<(), Error> {
-    match File::options().read(true).write(true).open(TUN) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(Error::Unsupported {
-            backend: NAME,
-            what: format!("can't make a network interface: {TUN}: {error} (--network none works)"),
-        }),
-    }
+    network().map_err(|lack| Error::Unsupported {
+        backend: NAME,
+        what: format!("{lack} (--network none works)"),
+    })
+}
+
+/// Checks that this user may make network interfaces.
+///
+/// # Errors
+/// Why not, continuing a sentence about the backend.
+pub fn network() -> Result<(), Lack> {
+    let opened = File::options().read(true).write(true).open(TUN);
+    opened.map(drop).map_err(|error| {
+        let lack = Lack::new(format!("can't make a network interface: {TUN}: {error}"));
+        match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                lack.remedy_is("load the kernel's module: `sudo modprobe tun`")
+            }
+            std::io::ErrorKind::PermissionDenied => lack.remedy_is(format!(
+                "open it to users, as distributions have it: `sudo chmod 666 {TUN}`"
+            )),
+            _ => lack,
+        }
+    })
 }
 
 /// Refuses what needs a kernel of the sandbox's own.

@@ -37,7 +37,7 @@ use crate::config::processor_time;
 use crate::cpu::Flags;
 use crate::process::{Channels, Launch, Process};
 use crate::snapshot::DELTA_HEAD;
-use crate::{Begin, Error, MachineConfig, Sockets, host_kvm};
+use crate::{Begin, Error, Lack, MachineConfig, Sockets, host_kvm};
 use vsock::{Inside, Outside};
 use worker_spec::WorkerSpec;
 
@@ -108,8 +108,8 @@ impl Kvm {
     /// Checks that KVM works, and that there is a program for the workers.
     ///
     /// # Errors
-    /// Why not, with a remedy where there is one.
-    pub fn probe() -> Result<Self, String> {
+    /// Why not.
+    pub fn probe() -> Result<Self, Lack> {
         host_kvm::probe(&Flags::read())?;
         Self::expect()
     }
@@ -118,9 +118,9 @@ impl Kvm {
     ///
     /// # Errors
     /// As [`Kvm::probe`].
-    pub fn expect() -> Result<Self, String> {
+    pub fn expect() -> Result<Self, Lack> {
         host_kvm::look(&Flags::read())?;
-        jail::program(worker::NAME).map_err(|error| error.to_string())?;
+        jail::program(worker::NAME).map_err(|error| Lack::new(error.to_string()))?;
         Ok(Self {
             acceleration: Acceleration::Kvm,
         })

@@ -16,6 +16,8 @@ use micabox_jail::{Kind, View, enter_for_program, take};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
+use crate::Lack;
+
 /// The kind of worker that becomes QEMU.
 pub const QEMU_WORKER: Kind = Kind::new(NAME, become_qemu);
 
@@ -107,13 +109,13 @@ fn group() -> Option<u32> {
 }
 
 /// Returns why QEMU can't use the host's KVM, although this process can.
-pub(super) fn no_kvm() -> Option<String> {
+pub(super) fn no_kvm() -> Option<Lack> {
     let meta = std::fs::metadata(KVM).ok()?;
     let is_shared = meta.mode() & 0o006 == 0o006 || group().is_some();
     (rustix::process::geteuid().is_root() && !is_shared).then(|| {
-        format!(
-            "only root may open {KVM}, and QEMU is not root (chgrp kvm {KVM} && chmod 660 {KVM})"
-        )
+        Lack::new(format!("only root may open {KVM}, and QEMU is not root")).remedy_is(format!(
+            "give it to a group: `chgrp kvm {KVM} && chmod 660 {KVM}`"
+        ))
     })
 }
 
