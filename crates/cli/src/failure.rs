@@ -2,13 +2,12 @@
 
 use std::error::Error;
 use std::fmt::Write;
-use std::io;
 
-use micabox::{ErrorKind, LostReason};
+use micabox::ErrorKind;
 use micabox_image::Store;
 use micabox_overlay::host::unpack::Problem;
-use rustix::io::Errno;
 
+use crate::causes;
 use crate::output::write_stderr;
 use crate::report::{self, Failed};
 use crate::visible;
@@ -70,11 +69,9 @@ impl Failure {
 
     /// Makes a failure with the messages of `error` and its causes.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
-        let message = chain(error);
-        let hint = disk_full(&message);
         Self {
-            hint,
-            ..Self::new(message)
+            hint: disk_full(error),
+            ..Self::new(chain(error))
         }
     }
 
@@ -186,7 +183,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
 impl From<micabox::Error> for Failure {
     fn from(error: micabox::Error) -> Self {
         let mut failure = Self::of(&error);
-        failure.hint = hint(&error).map(str::to_owned).or(failure.hint);
+        failure.hint = causes::hint(&error).map(str::to_owned).or(failure.hint);
         failure.console = error.console().map(str::to_owned);
         failure.kind = Some(error.kind());
         failure
@@ -205,137 +202,21 @@ impl From<Problem> for Failure {
     }
 }
 
-/// Returns the hint for a full disk, if the message has the system's text for one. The message says
-/// which disk.
-fn disk_full(message: &str) -> Option<String> {
-    let is_full = [Errno::NOSPC, Errno::DQUOT].map(|errno| std::io::Error::from(errno).to_string());
-    if !is_full.iter().any(|words| message.contains(words)) {
-        return None;
+/// Returns the hint for a full disk of this machine, if it is the cause of an error. The message says which disk.
+fn disk_full(error: &(dyn Error + 'static)) -> Option<String> {
+    let mut cause = Some(error);
+    let mut is_full = false;
+    while let Some(error) = cause {
+        is_full |= error.downcast_ref().is_some_and(causes::is_full);
+        cause = error.source();
     }
-    let store = Store::default_root().ok()?;
+    let store = is_full.then(Store::default_root)?.ok()?;
     Some(format!(
         "free some space there; where it is the disk of the store, {}, `mica store prune` removes \
          what is not in use",
         store.display()
     ))
 }
-
-/// Returns the hint for an error of the SDK, which does not know our commands.
-fn hint(error: &micabox::Error) -> Option<&'static str> {
-    use micabox::Error as E;
-    Some(match error {
-        E::NoGuest { .. } => {
-            "build the guest with `make guest`, or name its directory in MICABOX_GUEST"
-        }
-        E::ImageFile { .. } => {
-            "`mica store fsck --repair` removes what is damaged; then pull the image again"
-        }
-        E::Boot(lost) => match lost.reason {
-            LostReason::BootFailed(_) => {
-                "if the image's files are damaged, `mica store fsck --repair` removes them; \
-                 then pull the image again"
-            }
-            LostReason::Machine(_) | LostReason::Silent => {
-                "`mica doctor` checks what a machine needs"
-            }
-            _ => return None,
-        },
-        E::NotSaved { .. } | E::Machine(micabox_vmm::Error::NoSnapshots { .. }) => {
-            "`mica doctor` says whether this machine has a KVM that works"
-        }
-        E::Machine(_) | E::MachineNotStarted(_) => "`mica doctor` checks what a machine needs",
-        E::Share { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-            "`-v` makes a missing folder, `--mount` does not"
-        }
-        E::NoPool => {
-            "a pool's machines are restored from a template and have no disk and no sockets; \
-             `mica run --log debug` says what a sandbox starts from"
-        }
-        E::NameTaken { .. } => "choose another name, or remove that one with `mica rm`",
-        E::SnapshotExists(_) => "choose another name, or remove that one with `mica snapshot rm`",
-        E::NoSuchSandbox(_) => "`mica ps -a` lists all sandboxes",
-        E::DoesNotRun(_) => "`mica ps -a` shows how it ended",
-        E::Unlimited(_) => "`mica doctor` says what control groups need",
-        E::Paused => "`mica unpause` lets it continue",
-        E::NotKept(_) => "run it with `--upper disk`",
-        E::InFolder { .. } => {
-            "`mica diff` and `mica commit` read the folder, and it can be copied once the sandbox \
-             has stopped"
-        }
-        E::UpperFolder { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-            "make the folder that it is in"
-        }
-        E::UpperFolder { .. } => {
-            "name a folder that is empty or has only a sandbox's changes, on a filesystem such as \
-             ext4, XFS or Btrfs"
-        }
-        E::UpperInUse(_) => "one sandbox uses it at a time: stop that one, or name another folder",
-        E::NotInFolder(_) => {
-            "omit --add, --mkdir, --symlink and --remove, or run it with `--upper disk`"
-        }
-        E::InPlace { .. } => {
-            "look inside with `mica ext4 ls FILE` and `mica ext4 cp` once it has stopped"
-        }
-        E::NoImage(_) => "`mica snapshot create` keeps its changes, or `mica cp` gets files out",
-        E::NotTrimmed(_) => "omit `--root stacked`: a merged root shows the same",
-        E::NotInPlace(_) => "omit :rw, and the file is not changed",
-        E::RootDisk { problem, .. } => return root_disk_hint(problem),
-        E::RootDiskUnnamed(_) => "name the file: `mica run --from SNAPSHOT --root-disk FILE`",
-        E::NothingRuns(_) => "add a COMMAND: `mica run --from NAME COMMAND`",
-        E::HasMemory(_) => "make a snapshot of the disk alone, without --memory",
-        E::NoSuchSnapshot(_) => "`mica snapshot ls` lists all snapshots",
-        E::NoSuchTree(_) => {
-            "`mica images`, `mica ps -a` and `mica snapshot ls` list what there is; `mica pull` gets images"
-        }
-        E::Mount(micabox_mount::Error::NoHelper(_)) => {
-            "install fuse3, or give a command, which alone sees the tree, if that is not a directory: `mica mount ... -- COMMAND`"
-        }
-        E::MountedAlready(_) => "`mica umount` unmounts it",
-        E::MountedFolder(_) => "look there, or mount the image",
-        E::MountedUpper { .. } => {
-            "without `--upper` they are in memory: `mica commit` makes an image of them"
-        }
-        E::MountedReadOnly(_) => "`mica mount --rw` mounts one that can be changed",
-        E::NotByKernel { .. } => "omit `--with kernel`: a process of mica's then serves it",
-        E::NotMounted(_) => "`mica mount` lists what is; `umount` unmounts what is not mica's",
-        E::NoSuchVolume(_) => "`mica volume ls` lists all volumes",
-        E::VolumeExists(_) => "choose another name, or remove that one with `mica volume rm`",
-        E::VolumeInUse { .. } => {
-            "a volume has one writer or many readers: mount it with :ro, or stop the sandbox"
-        }
-        E::Ambiguous(_) => "give more digits of the ID",
-        E::Running(_) => "stop it first with `mica stop`",
-        _ => return None,
-    })
-}
-
-/// Returns the hint for a problem of a root disk.
-fn root_disk_hint(problem: &micabox::DiskProblem) -> Option<&'static str> {
-    use micabox::DiskProblem as P;
-    Some(match problem {
-        P::Dirty => {
-            "`mica ext4 replay FILE` puts them in place, as `e2fsck -p FILE` does; or have the \
-             sandbox do it with `--root-disk FILE:rw`"
-        }
-        P::Partitioned(_) => {
-            "`sfdisk -d FILE` lists the partitions; cut one out with \
-             `dd if=FILE of=root.img bs=512 skip=START count=SIZE`"
-        }
-        P::Foreign(what) if what.contains("VM") || what.contains("VHDX") => CONVERT,
-        P::Foreign(what) if what.contains("qcow2") => CONVERT,
-        P::Foreign(what) if what.starts_with("compressed") => "decompress it first",
-        P::Foreign(_) | P::Unknown => {
-            "make one with `mke2fs -d DIRECTORY FILE SIZE` or `mkfs.erofs FILE DIRECTORY`"
-        }
-        P::Busy => "`mica ps` lists running sandboxes; without :rw, any number may share the file",
-        P::Changed => "make a new sandbox, or restore the file's contents",
-        P::ReadOnlyFormat => "omit :rw: changes then go to memory, or to `--upper disk`",
-        P::Another => "a copy of the file has the same UUID; another filesystem does not",
-        P::Missing(_) | P::Unusable(_) => return None,
-    })
-}
-
-const CONVERT: &str = "`qemu-img convert -O raw IMAGE FILE` makes a raw one";
 
 /// Errors of the store and other libraries are shown without a hint for each.
 macro_rules! from_words {

@@ -1,6 +1,7 @@
 //! The `mica` command, and `mica-server`, which it becomes to serve clients of other protocols.
 
 mod bars;
+mod causes;
 mod commands;
 mod copies;
 mod e2b;

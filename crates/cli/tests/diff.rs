@@ -93,7 +93,7 @@ fn a_snapshot_is_one_moment_of_a_running_sandbox() {
     let again = home.output(&["snapshot", "create", "it", "moment"]);
     assert!(again.stderr().contains("already"), "{}", again.stderr());
     // The sandbox continues.
-    assert!(home.output(&["ps"]).ok().contains("up since"));
+    assert!(home.output(&["ps"]).ok().contains("Up "));
     home.output(&["stop", "-t", "0", "it"]).ok();
     running.wait();
     home.output(&["rm", "it"]).ok();
@@ -214,10 +214,6 @@ fn without_kvm_no_memory_is_saved() {
         let refused = home.output(arguments);
         assert_eq!((refused.code(), refused.stdout().as_str()), (code, ""));
         let text = refused.stderr();
-        assert!(
-            text.starts_with("mica: sandbox it can't be saved: "),
-            "{text}"
-        );
         assert!(
             text.contains("need KVM") && text.contains("mica doctor"),
             "{text}"

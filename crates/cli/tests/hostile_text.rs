@@ -10,7 +10,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use micabox::GuestFiles;
-use micabox_wire::{BootFailed, ToHost};
+use micabox_wire::{BootFailed, BootPart, ToHost};
 use pty_process::Size;
 use pty_process::blocking::Command;
 use serde_json::json;
@@ -384,6 +384,7 @@ fn a_hostile_agent_and_its_console_say_nothing_to_a_terminal() {
         target: TEXT.into(),
         errno: 0,
         detail: TEXT.into(),
+        part: BootPart::Other,
     });
     let mut message = micabox_wire::preamble::encode().to_vec();
     micabox_wire::write_message(&mut message, &failed).unwrap();

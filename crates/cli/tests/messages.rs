@@ -25,7 +25,7 @@ const ROWS: &[Row] = &[
         ],
         125,
         "mica: cannot share `/nowhere/x`: No such file or directory (os error 2)\n      \
-         `-v` makes a missing folder, `--mount` does not\n",
+         make it first; `-v` of `mica run` and `mica create` makes a missing folder, `--mount` does not\n",
     ),
     (
         &["run", "--mount", "type=tmpfs,tmpfs-size=1m", "box"],
@@ -280,6 +280,78 @@ fn the_message_for_a_full_disk_says_what_frees_it() {
         text.contains(store) && text.contains("store prune"),
         "{text}"
     );
+}
+
+/// A command that fails, words of its hint, what the hint says to do, and the command again, which works.
+fn assert_hint_helps(home: &Home, command: &[&str], hint: &str, step: &[&str]) {
+    let failed = home.output(command);
+    assert_ne!(failed.code(), 0, "{command:?}");
+    assert!(failed.stderr().contains(hint), "{}", failed.stderr());
+    home.output(step).ok();
+    let again = home.output(command);
+    assert_eq!(
+        (again.code(), again.stderr()),
+        (0, String::new()),
+        "{command:?}"
+    );
+}
+
+#[test]
+fn a_hint_helps_if_it_is_followed() {
+    let home = Home::new();
+    let create = ["create", "--name", "it", "-v", "data:/data", "box", "true"];
+    home.output(&["volume", "create", "data", "--size", "16M"])
+        .ok();
+    home.output(&create).ok();
+    assert_hint_helps(&home, &create, "`mica rm`", &["rm", "it"]);
+    let remove = ["volume", "rm", "data"];
+    assert_hint_helps(&home, &remove, "`mica rm`", &["rm", "it"]);
+
+    let folder = home.path().join("folder");
+    let mount = format!("type=bind,src={},dst=/data", folder.display());
+    let create = ["create", "--name", "it", "--mount", &mount, "box", "true"];
+    let failed = home.output(&create);
+    assert!(
+        failed.stderr().contains("make it first"),
+        "{}",
+        failed.stderr()
+    );
+    fs::create_dir(&folder).unwrap();
+    home.output(&create).ok();
+
+    let commit = ["commit", "it", "new:1"];
+    let failed = home.output(&commit);
+    assert!(
+        failed.stderr().contains("run it with `--upper disk`"),
+        "{}",
+        failed.stderr()
+    );
+    home.output(&["rm", "it"]).ok();
+    home.output(&[
+        "create", "--name", "it", "--upper", "disk:16m", "box", "true",
+    ])
+    .ok();
+}
+
+#[test]
+fn doctor_does_not_call_a_backend_well_that_does_not_work() {
+    let home = Home::empty();
+    let mica = home.mica(&["doctor", "--json"]);
+    let mut inside = Command::new("unshare");
+    // Root of a user namespace can't start containers.
+    inside.arg("--map-root-user");
+    inside.arg(mica.get_program()).args(mica.get_args());
+    inside.env("MICABOX_HOME", home.store());
+    let checks = Finished::of(inside).stdout();
+    let checks: serde_json::Value = serde_json::from_str(&checks).unwrap();
+    let checks = checks.as_array().unwrap();
+    let backend = checks.iter().find(|check| check["what"] == "host backend");
+    let backend = backend.unwrap();
+    assert_eq!(backend["verdict"], "note", "{backend}");
+    for check in checks.iter().filter(|check| check["verdict"] == "ok") {
+        let found = check["found"].as_str().unwrap();
+        assert!(!found.contains("not work"), "{check}");
+    }
 }
 
 /// Rows about running sandboxes and their commands.

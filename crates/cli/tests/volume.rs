@@ -179,7 +179,7 @@ fn a_volume_outlives_its_sandboxes_and_has_one_writer() {
     let writer = run("data:/data", "true");
     assert_eq!(writer.code(), 125);
     assert!(
-        writer.stderr().contains("sandbox reader uses it"),
+        writer.stderr().contains("sandbox reader reads it"),
         "{}",
         writer.stderr()
     );

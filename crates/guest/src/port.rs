@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 
-use micabox_wire::BootFailed;
+use micabox_wire::{BootFailed, BootPart};
 use rustix::fs::{Mode, OFlags};
 
 use crate::boot::{Step, wait_for};
@@ -19,6 +19,7 @@ pub fn open() -> Result<OwnedFd, BootFailed> {
         target: format!("virtio-serial port {NAME}"),
         errno: 0,
         detail: "the machine has no such port".to_owned(),
+        part: BootPart::Other,
     })?;
     let path = format!("/dev/{device}");
     rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())

@@ -11,7 +11,7 @@ use std::time::Duration;
 use micabox_owner::Lost;
 use micabox_wire::StartFailed;
 
-use crate::{CommandError, DiskProblem};
+use crate::{CommandError, DiskProblem, VolumeUser, VolumeWish};
 
 pub use kind::ErrorKind;
 
@@ -63,6 +63,12 @@ pub enum Error {
     /// The sandbox's owner could not start a virtual machine.
     #[error("{0}")]
     MachineNotStarted(String),
+    /// The backend can't do what was requested of it.
+    #[error("{0}")]
+    NotPossible(String),
+    /// No control group of the host can limit the machine's process as required.
+    #[error("{0}")]
+    NoLimits(String),
     /// The sandbox's owner could not start something else that a machine needs.
     #[error("{0}")]
     NotStarted(String),
@@ -72,6 +78,9 @@ pub enum Error {
     /// The guest did not boot or restore.
     #[error("the sandbox did not start: {0}")]
     Boot(#[source] Lost),
+    /// The guest's kernel could not mount a filesystem of the image.
+    #[error("the sandbox did not start: {0}")]
+    ImageNotMounted(#[source] Lost),
     /// The start was cancelled.
     #[error("the start was given up")]
     Cancelled,
@@ -162,6 +171,12 @@ pub enum Error {
     /// The sandbox has no disk: its changes are in memory and lost when it ends.
     #[error("sandbox {0} has no disk: its changes are in memory only")]
     NotKept(String),
+    /// The sandbox shares this machine's kernel, so it has no disk: its changes are in memory and lost when it
+    /// ends.
+    #[error(
+        "sandbox {0} shares this machine's kernel and has no disk: its changes are in memory only"
+    )]
+    NoDiskOnHost(String),
     /// An operation on a sandbox's disk failed.
     #[error("{what} the disk {}: {}", path.display(), chain(&**source))]
     Disk {
@@ -264,7 +279,9 @@ pub enum Error {
         /// Its name.
         name: String,
         /// What uses it.
-        user: String,
+        user: VolumeUser,
+        /// What it can't be used for now.
+        wish: VolumeWish,
     },
     /// A snapshot with memory can't be exported: it can be restored on this host only.
     #[error("snapshot {0} holds a machine's memory, which can only continue on this host")]
@@ -420,7 +437,9 @@ impl Error {
     /// Returns the last lines of the guest's console if they may explain the error.
     pub fn console(&self) -> Option<&str> {
         match self {
-            Self::Boot(lost) | Self::Lost(lost) => Some(lost.console.trim_end()),
+            Self::Boot(lost) | Self::ImageNotMounted(lost) | Self::Lost(lost) => {
+                Some(lost.console.trim_end())
+            }
             _ => None,
         }
         .filter(|console| !console.is_empty())

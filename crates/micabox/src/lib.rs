@@ -104,7 +104,7 @@ pub use state::{ProcessId, Record, SandboxRef, Sandboxes, Status};
 pub use stop::{DEFAULT_GRACE, Stopped};
 pub use timings::Timings;
 pub use upper::{Change, ChangeKind, DEFAULT_DISK_SIZE, FrozenDisk, Upper};
-pub use volume::{MIN_VOLUME_SIZE, Volume};
+pub use volume::{MIN_VOLUME_SIZE, Volume, VolumeUser, VolumeWish};
 #[doc(hidden)]
 pub use worker::worker_kinds;
 pub use worker::{run_if_worker, run_if_worker_with};

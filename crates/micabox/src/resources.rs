@@ -103,7 +103,7 @@ impl SandboxRef {
     /// that; [`Error::NotKept`] if it can't be started again; [`Error::Unlimited`] if no control group
     /// limits the processor time of the running one. Limits before the one that failed are changed.
     pub fn update(&self, resources: &Resources) -> Result<(), Error> {
-        let not_kept = || Error::NotKept(self.record().name.clone());
+        let not_kept = || self.record().not_kept();
         resources.check().map_err(|why| self.bad_change(why))?;
         let mut problem = None;
         let changed = self.directory().change(self.id(), |record| {

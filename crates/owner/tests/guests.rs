@@ -11,8 +11,8 @@ use micabox_owner::protocol::{Exec, Failure, Kind, Limit, Reply, Request};
 use micabox_owner::{Client, Lost, LostReason, Start};
 use micabox_vmm::Exit;
 use micabox_wire::{
-    BootFailed, ExitStatus, MAX_DATA, OutputStream, Setup, StartFailed, StartFailure, ToGuest,
-    ToHost, preamble, write_message,
+    BootFailed, BootPart, ExitStatus, MAX_DATA, OutputStream, Setup, StartFailed, StartFailure,
+    ToGuest, ToHost, preamble, write_message,
 };
 use support::{Fixture, Guest, SOON, framed, hello, identity, output, reply, start};
 
@@ -37,6 +37,7 @@ fn a_failed_boot_step_is_reported_with_the_guests_message() {
         target: "layer 3".into(),
         errno: 117,
         detail: String::new(),
+        part: BootPart::Root,
     }));
     let lost = boot_error(&mut fixture);
     let text = lost.to_string();

@@ -57,15 +57,15 @@ pub use confinement::{Confinement, DOCKERS_CAPABILITIES, Ulimit};
 pub use credit::{ReceiveWindow, SendWindow, WindowError};
 pub use frame::{Decoder, Error, Message, encode, read_message, write_message};
 pub use message::{
-    Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello, Identity, Init,
-    Lower, Network, OutputStream, Phase, Range, Reattach, Restore, StartFailed, StartFailure,
-    ToGuest, ToHost, TtySize, Upper,
+    Boot, BootFailed, BootPart, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello,
+    Identity, Init, Lower, Network, OutputStream, Phase, Range, Reattach, Restore, StartFailed,
+    StartFailure, ToGuest, ToHost, TtySize, Upper,
 };
 pub use setup::{Mount, MountSource, MountedDisk, Setup, Tmpfs};
 
 /// The protocol's version. Host and guest must agree exactly: they are built and shipped together,
 /// so there is nothing to negotiate.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// The program's name for the agent's list of processes: no file's name has a NUL byte.
 ///

@@ -368,6 +368,17 @@ pub struct BootFailed {
     pub errno: i32,
     /// Further details, including the kernel's own messages. May be empty or have several lines.
     pub detail: String,
+    /// The part of the sandbox that the step is about.
+    pub part: BootPart,
+}
+
+/// A part of a sandbox that its set-up may fail on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BootPart {
+    /// A filesystem of the root, below its changes: the image's, or that of a root disk.
+    Root,
+    /// Anything else.
+    Other,
 }
 
 impl fmt::Display for BootFailed {

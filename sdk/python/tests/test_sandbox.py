@@ -24,8 +24,9 @@ class SandboxesTest(unittest.TestCase):
             self.assertTrue(box.is_running())
         self.assertFalse(box.is_running())
         self.assertFalse(box.kill())
-        with self.assertRaises(SandboxNotRunningException):
+        with self.assertRaises(SandboxNotRunningException) as gone:
             box.commands.run("true")
+        self.assertEqual(str(gone.exception), "the sandbox is gone: it has been removed")
         with self.assertRaises(SandboxNotRunningException):
             box.files.read("/etc/passwd")
         with self.assertRaises(SandboxNotFoundException):

@@ -74,8 +74,7 @@ fn pool(args: &Args) -> Outcome {
             && last != failure
         {
             if !is_ready {
-                return Err(Failure::new(format!("a machine does not start: {why}"))
-                    .hint("`mica doctor` checks what a machine needs"));
+                return Err(Failure::new(format!("a machine does not start: {why}")));
             }
             write_stderr(&format!(
                 "mica: a machine does not start: {why}; trying again\n"

@@ -1,6 +1,6 @@
 //! `mica restart`
 
-use micabox::{Error, Record};
+use micabox::Record;
 
 use super::named::{Grace, Named};
 use crate::Outcome;
@@ -45,7 +45,7 @@ fn check(record: &Record) -> Result<(), Failure> {
         return Err(Failure::new(message).hint("run it without --rm"));
     }
     if !record.upper.is_kept() || record.spec.is_none() {
-        return Err(Error::NotKept(record.name.clone()).into());
+        return Err(record.not_kept().into());
     }
     Ok(())
 }

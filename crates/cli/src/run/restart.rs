@@ -32,7 +32,7 @@ pub fn start(
     let record = sandbox.record();
     may_start(record)?;
     let Some(spec) = &record.spec else {
-        return Err(Error::NotKept(record.name.clone()).into());
+        return Err(record.not_kept().into());
     };
     let mut command = spec.command.clone();
     let idle = command.argv.is_empty();

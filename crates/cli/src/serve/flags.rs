@@ -1,6 +1,8 @@
 //! The options of a request as the flags of `mica run` about sandboxes, which are thereby all there, with the same
 //! checks and messages.
 
+use std::error::Error;
+
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue};
 use serde_json::{Map, Value};
@@ -31,25 +33,40 @@ pub fn parse(create: &Create) -> Result<Wanted, Failure> {
     words.push("--".to_owned());
     words.extend(create.image.clone());
     Wanted::try_parse_from(words).map_err(|error| {
-        let said = refusal(&error).or_else(|| unknown(&error));
+        let said = refusal(&error).or_else(|| about_option(&error));
         let said = said.unwrap_or_else(|| error.to_string());
         // Its usage is about a command line.
         let said = said.split("\n\n").next().unwrap_or_default();
-        invalid(said.trim_start_matches("error: "))
+        invalid(said.trim_start_matches("error: ").trim_end())
     })
 }
 
-/// Returns the message for an option that no sandbox has.
-fn unknown(error: &clap::Error) -> Option<String> {
-    match (error.kind(), error.get(ContextKind::InvalidArg)) {
-        (clap::error::ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => {
-            let name = flag.split('=').next()?.trim_start_matches('-');
-            Some(format!(
-                "unknown option `{name}`: `mica run --help` lists a sandbox's options"
-            ))
-        }
+/// Returns the message about an option that no sandbox has, or about its value: a request has no flags.
+fn about_option(error: &clap::Error) -> Option<String> {
+    use clap::error::ErrorKind;
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
-    }
+    };
+    let flag = text(ContextKind::InvalidArg)?;
+    let name = flag.split(['=', ' ']).next()?.trim_start_matches('-');
+    let why = match (error.kind(), error.get(ContextKind::ValidValue)) {
+        (ErrorKind::UnknownArgument, _) => {
+            return Some(format!(
+                "unknown option `{name}`: `mica run --help` lists a sandbox's options"
+            ));
+        }
+        (ErrorKind::InvalidValue, _) if text(ContextKind::InvalidValue) == Some("") => {
+            return Some(format!("option `{name}` needs a value"));
+        }
+        (ErrorKind::InvalidValue, Some(ContextValue::Strings(valid))) => {
+            format!("expected one of {}", valid.join(", "))
+        }
+        (ErrorKind::ValueValidation, _) => error.source()?.to_string(),
+        _ => return None,
+    };
+    let value = text(ContextKind::InvalidValue)?;
+    Some(format!("option `{name}` can't be `{value}`: {why}"))
 }
 
 fn flag(name: &str) -> String {
@@ -90,5 +107,39 @@ fn plain(name: &str, value: &Value) -> Result<String, Failure> {
         _ => Err(invalid(format!(
             "`{name}` must be a string, a number, true, or a list or an object of strings and numbers"
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_message_about_an_option_is_in_the_words_of_a_request() {
+        let message = |options: Value| {
+            let create = json!({"image": "box", "options": options});
+            let refused = parse(&serde_json::from_value(create).unwrap()).unwrap_err();
+            refused.message().to_owned()
+        };
+        for (options, begin) in [
+            (
+                json!({"memory": "lots"}),
+                "option `memory` can't be `lots`: ",
+            ),
+            (json!({"cpus": 0}), "option `cpus` can't be `0`: "),
+            (
+                json!({"backend": "cloud"}),
+                "option `backend` can't be `cloud`: expected one of auto, ",
+            ),
+            (json!({"no_such": true}), "unknown option `no-such`: "),
+            (json!({"name": true}), "option `name` needs a value"),
+        ] {
+            let message = message(options);
+            assert!(message.starts_with(begin), "{message}");
+            assert_eq!(message.trim(), message);
+            assert!(!message.contains('\n'), "{message}");
+        }
     }
 }

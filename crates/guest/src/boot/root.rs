@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 
 use super::device::{BlockDevice, Devices};
-use super::step::failed;
+use super::step::{failed, of_root};
 use super::{Clock, Step, upper};
 use crate::kernel::{Disks, Kernel};
 use crate::mount::{self, Filesystem, attach};
@@ -24,7 +24,7 @@ pub fn mount(
     clock: &mut Clock,
 ) -> Result<OwnedFd, BootFailed> {
     if let Upper::InPlace { serial } = &boot.upper {
-        let root = upper::mount_in_place(serial)?;
+        let root = upper::mount_in_place(serial).map_err(of_root)?;
         clock.lap("root");
         return Ok(root);
     }
@@ -123,7 +123,8 @@ fn mount_lowers(boot: &Boot, clock: &mut Clock) -> Result<Vec<String>, BootFaile
         };
         mount
             .and_then(|mount| Ok(attach(&mount, &path)?))
-            .step(name, target)?;
+            .step(name, target)
+            .map_err(of_root)?;
         lowers.push(path);
     }
     Ok(lowers)

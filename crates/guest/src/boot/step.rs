@@ -2,7 +2,7 @@
 
 use std::io;
 
-use micabox_wire::BootFailed;
+use micabox_wire::{BootFailed, BootPart};
 use rustix::io::Errno;
 
 use crate::mount;
@@ -48,5 +48,14 @@ pub fn failed(step: &str, target: &str, errno: i32, detail: &str) -> BootFailed 
         target: cut(target),
         errno,
         detail: cut(detail),
+        part: BootPart::Other,
+    }
+}
+
+/// Marks a failure as one of a filesystem of the root.
+pub fn of_root(failed: BootFailed) -> BootFailed {
+    BootFailed {
+        part: BootPart::Root,
+        ..failed
     }
 }

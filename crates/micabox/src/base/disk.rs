@@ -97,6 +97,9 @@ pub enum DiskProblem {
     /// The file holds neither an ext4 nor an EROFS filesystem.
     #[error("it holds neither an ext4 nor an EROFS filesystem")]
     Unknown,
+    /// The guest's kernel can't mount it.
+    #[error("the guest's kernel can't mount it: {0}")]
+    NotMounted(String),
     /// The filesystem was not unmounted, and its journal can't be replayed because the root is
     /// read-only.
     #[error("it was not unmounted: its journal has changes that a read-only root would lack")]

@@ -5,9 +5,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use micabox_vmm::{Backend, BackendChoice, Begin, Limits, Sockets};
+use micabox_vmm::{Backend, Begin, Limits, Sockets};
 
 use super::Start;
+use super::record::choice_of;
 use crate::owner::{Descriptors, MachineJob, Origin, SandboxJob, ShareJob};
 use crate::plan::{Plan, ROOT_SERIAL};
 use crate::share::{ONLY, Share, tag};
@@ -47,11 +48,7 @@ impl Start {
         let trees = trees.map(|tree| tree.map(|file| files.add(file))).collect();
         let machine = MachineJob {
             name,
-            backend: match backend.name() {
-                "kvm" => BackendChoice::Kvm,
-                "host" => BackendChoice::Host,
-                _ => BackendChoice::Qemu,
-            },
+            backend: choice_of(backend),
             origin,
             cmdline: cmdline.to_vec(),
             memory_mib: self.memory_mib.saturating_add(plan.pmem_overhead_mib()),

@@ -7,12 +7,14 @@ use std::path::Path;
 use std::process::Stdio;
 
 use micabox_owner::protocol::{Failure, Kind, Reply};
-use micabox_owner::{Client, Lost};
+use micabox_owner::{Client, Lost, LostReason};
 use micabox_vmm::{Backend, Begin};
+use micabox_wire::BootPart;
+use rustix::io::Errno;
 use tracing::debug;
 
 use super::{OwnerLog, Start};
-use crate::base::Claim;
+use crate::base::{Base, Claim, DiskProblem};
 use crate::own_process::OwnProcess;
 use crate::owner::{self, Job, Owner};
 use crate::plan::Plan;
@@ -107,6 +109,25 @@ impl Start {
         }
     }
 
+    /// Makes the error about a guest that did not boot. What can't be mounted of an image of ours is damaged; a
+    /// root disk may need what the kernel does not have.
+    fn not_booted(&self, lost: Lost) -> Error {
+        const NO_MEMORY: i32 = Errno::NOMEM.raw_os_error();
+        match (&lost.reason, &self.base) {
+            (LostReason::BootFailed(failed), _)
+                if failed.part != BootPart::Root || failed.errno == NO_MEMORY =>
+            {
+                Error::Boot(lost)
+            }
+            (LostReason::BootFailed(_), Base::Image(_)) => Error::ImageNotMounted(lost),
+            (LostReason::BootFailed(failed), Base::Disk(disk)) => Error::RootDisk {
+                path: disk.disk.path.clone(),
+                problem: DiskProblem::NotMounted(failed.to_string()),
+            },
+            _ => Error::Boot(lost),
+        }
+    }
+
     /// Waits until the sandbox is ready for commands.
     pub(super) fn wait_for_owner(
         &self,
@@ -135,7 +156,11 @@ impl Start {
         Err(match failure {
             Some(Failure {
                 lost: Some(lost), ..
-            }) => Error::Boot(*lost),
+            }) => self.not_booted(*lost),
+            Some(failure) if failure.kind == Kind::Unsupported => {
+                Error::NotPossible(failure.message)
+            }
+            Some(failure) if failure.kind == Kind::Unlimited => Error::NoLimits(failure.message),
             Some(failure) if failure.kind == Kind::Machine => {
                 Error::MachineNotStarted(failure.message)
             }

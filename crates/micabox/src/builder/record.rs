@@ -34,6 +34,7 @@ impl Start {
             root: plan.root,
             upper: self.upper.clone(),
             setup: self.setup.clone(),
+            backend: choice_of(backend),
             spec: self.spec(),
             defaults: Some(self.defaults()?),
             labels: self.labels.clone(),
@@ -148,6 +149,15 @@ impl Start {
 /// Returns how many virtual processors a sandbox has unless it is told otherwise, with this choice of a backend.
 pub fn default_cpus_of(choice: BackendChoice) -> u8 {
     micabox_vmm::expect(choice).map_or(1, |backend| default_cpus(&*backend))
+}
+
+/// Returns the choice that names a backend.
+pub(super) fn choice_of(backend: &dyn Backend) -> BackendChoice {
+    match backend.name() {
+        "kvm" => BackendChoice::Kvm,
+        "host" => BackendChoice::Host,
+        _ => BackendChoice::Qemu,
+    }
 }
 
 pub(super) fn default_cpus(backend: &dyn Backend) -> u8 {

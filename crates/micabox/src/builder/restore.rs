@@ -115,14 +115,14 @@ impl SandboxRef {
     /// kept its disk; with the settings that it was made with.
     ///
     /// # Errors
-    /// [`Error::NotKept`] if the sandbox has ended and kept no changes, or has no first command on
+    /// [`Error::NotKept`] or [`Error::NoDiskOnHost`] if the sandbox has ended and kept no changes, or has no first command on
     /// record;
     /// those of [`SandboxRef::base`].
     pub fn restart(&self) -> Result<Builder<Restart>, Error> {
         let record = self.record();
         let spec = record.spec.clone();
         let Some(spec) = spec.filter(|_| record.can_start()) else {
-            return Err(Error::NotKept(record.name.clone()));
+            return Err(record.not_kept());
         };
         Ok(Builder::of(Start {
             hostname: spec.hostname,

@@ -72,6 +72,7 @@ impl Error {
             Self::UpperFolder { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound => Kind::NotFound,
                 io::ErrorKind::InvalidInput | io::ErrorKind::NotADirectory => Kind::Invalid,
+                io::ErrorKind::Unsupported => Kind::Unsupported,
                 _ => of_io(source),
             },
             Self::Share { source, .. } => match source.kind() {
@@ -119,7 +120,9 @@ impl Error {
             Self::DoesNotRun(_) | Self::NotRunning(_) | Self::Paused => Kind::NotRunning,
             Self::Cancelled => Kind::Cancelled,
             Self::Silent(_) | Self::Stuck { .. } | Self::TimedOut(_) => Kind::TimedOut,
-            Self::DamagedSnapshot { .. } | Self::BadRecord(_) => Kind::Damaged,
+            Self::DamagedSnapshot { .. } | Self::BadRecord(_) | Self::ImageNotMounted(_) => {
+                Kind::Damaged
+            }
             Self::Command(_)
             | Self::Ambiguous(_)
             | Self::BadChange { .. }
@@ -145,8 +148,11 @@ impl Error {
             | Self::NotByKernel { .. }
             | Self::NotInFolder(_)
             | Self::InPlace { .. }
+            | Self::NoDiskOnHost(_)
             | Self::NoImage(_)
+            | Self::NoLimits(_)
             | Self::NotKept(_)
+            | Self::NotPossible(_)
             | Self::NoPool
             | Self::NotSaved { .. }
             | Self::Plan(_)

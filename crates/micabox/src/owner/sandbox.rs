@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use micabox_owner::protocol::{self, Failure, Reply, frame, preamble};
 use micabox_owner::{Launch, Outcome, Start};
-use micabox_vmm::Machine;
+use micabox_vmm::{Error as MachineError, Machine};
 use micabox_wire::{Boot, Identity};
 use tracing::{info_span, warn};
 
@@ -164,6 +164,10 @@ impl Sandbox {
     fn fail(mut self, error: &Error, mut creator: &UnixStream) -> io::Result<()> {
         warn!(error = chain(error), "the sandbox does not start");
         let kind = match error {
+            Error::Machine(MachineError::Unsupported { .. } | MachineError::Config(_)) => {
+                protocol::Kind::Unsupported
+            }
+            Error::Machine(MachineError::NoLimits { .. }) => protocol::Kind::Unlimited,
             Error::Machine(_) => protocol::Kind::Machine,
             error if error.kind() == ErrorKind::InUse => protocol::Kind::InUse,
             _ => protocol::Kind::Invalid,

@@ -104,6 +104,10 @@ pub struct Plan {
     pub reason: Option<String>,
 }
 
+/// Most layers of a stacked root: overlayfs takes 500 (OVL_MAX_STACK of fs/overlayfs), of which the agent needs
+/// one for its mount points, and one for changes before the start.
+const MOST_LAYERS: usize = 498;
+
 /// Why an image or root disk can't be given to a machine as requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
@@ -121,6 +125,12 @@ pub enum PlanError {
         transport: Transport,
         /// The root.
         root: Root,
+    },
+    /// More layers than one overlay can have.
+    #[error("the image has {layers} layers, and a stacked root has at most {MOST_LAYERS}")]
+    TooManyLayers {
+        /// Layers with files.
+        layers: usize,
     },
     /// The root disk can't be mapped as pmem.
     #[error("{} can't be mapped as pmem: {why}; use the blk transport", path.display())]
@@ -255,6 +265,10 @@ impl Plan {
     }
 
     fn check(&self, limits: &Limits) -> Result<(), PlanError> {
+        let layers = self.lowers.len();
+        if layers > MOST_LAYERS {
+            return Err(PlanError::TooManyLayers { layers });
+        }
         let needed = self.pmem.len() + self.disks.len() + self.trees.len();
         if needed > limits.max_devices {
             return Err(PlanError::TooManyDevices {

@@ -118,6 +118,26 @@ fn stacked_layers_come_topmost_first() {
 }
 
 #[test]
+fn a_stacked_root_of_more_layers_than_an_overlay_takes_is_refused_before_the_boot() {
+    let layers = |count: u16| {
+        let layer = |number: u16| ImageFile {
+            uuid: (u128::from(number) + 1).to_le_bytes(),
+            ..file(0, 2)
+        };
+        ImageFiles {
+            layers: (0..count).map(layer).collect(),
+            ..image(0)
+        }
+    };
+    let plan = |image, root| Plan::new(image, Transport::Blk, root, &ONE);
+    let (fits, exceeds) = (layers(498), layers(499));
+    assert!(plan(&fits, Root::Stacked).is_ok());
+    let refused = plan(&exceeds, Root::Stacked).map(drop);
+    assert_eq!(refused, Err(PlanError::TooManyLayers { layers: 499 }));
+    assert!(plan(&exceeds, Root::Merged).is_ok());
+}
+
+#[test]
 fn stacked_pieces_of_one_region_and_of_one_disk() {
     let packed = ["/s/0", "/s/1"];
     let pieces = [piece(4, 4), piece(2, 2)];

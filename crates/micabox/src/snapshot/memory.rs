@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use micabox_vmm::{DiskRate, Machine};
+use micabox_vmm::{BackendChoice, DiskRate, Machine};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -131,8 +131,8 @@ impl SandboxRef {
     /// digest, so that any damage is noticed.
     ///
     /// # Errors
-    /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], [`Error::NotRunning`]; [`Error::NotSaved`],
-    /// for example where there is no KVM.
+    /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], [`Error::NotRunning`]; [`Error::NotSaved`];
+    /// [`Error::Machine`] if its machine does not run on KVM.
     pub fn snapshot_with_memory(&self, new: impl Into<NewSnapshot>) -> Result<Snapshot, Error> {
         let new = new.into();
         let found = self.running()?;
@@ -153,7 +153,7 @@ impl SandboxRef {
     /// ([`EphemeralSnapshot::restore`]). The snapshot is removed when the result is dropped, or soon after this process ends.
     ///
     /// # Errors
-    /// [`Error::NotRunning`], [`Error::NotSaved`].
+    /// [`Error::NotRunning`], [`Error::NotSaved`]; [`Error::Machine`] if its machine does not run on KVM.
     pub fn ephemeral_snapshot(&self) -> Result<EphemeralSnapshot, Error> {
         let found = self.running()?;
         let number = u64::from_le_bytes(random()?);
@@ -253,6 +253,9 @@ pub(crate) fn save(
     directory: &Path,
     ephemeral: bool,
 ) -> Result<SavedMachine, Error> {
+    if let Some(backend) = without_snapshots(record.backend) {
+        return Err(micabox_vmm::Error::NoSnapshots { backend }.into());
+    }
     let problem = |source: Source| Error::NotSaved {
         name: record.name.clone(),
         source,
@@ -297,6 +300,15 @@ pub(crate) fn save(
     }
     describe(directory, &machine)?;
     Ok(machine)
+}
+
+/// Returns the name of a backend that saves no machines.
+fn without_snapshots(backend: BackendChoice) -> Option<&'static str> {
+    match backend {
+        BackendChoice::Qemu => Some("qemu"),
+        BackendChoice::Host => Some("host"),
+        BackendChoice::Kvm | BackendChoice::Auto => None,
+    }
 }
 
 /// Reads the description of the machine in a directory.

@@ -191,7 +191,7 @@ impl Directory {
     pub(crate) fn hold(&self, name_or_id: &str) -> Result<(Found, Lock), Error> {
         let record = self.find(name_or_id)?.record;
         if !record.upper.is_kept() {
-            return Err(Error::NotKept(record.name));
+            return Err(record.not_kept());
         }
         self.lock_ended(&record)
     }
@@ -200,7 +200,7 @@ impl Directory {
     pub(crate) fn hold_for_start(&self, id: &str) -> Result<(Found, Lock), Error> {
         let record = self.find(id)?.record;
         if !record.can_start() && !record.status.is_live() {
-            return Err(Error::NotKept(record.name));
+            return Err(record.not_kept());
         }
         self.lock_ended(&record)
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use micabox_net::Publish;
-use micabox_vmm::DiskRate;
+use micabox_vmm::{BackendChoice, DiskRate};
 use serde::{Deserialize, Serialize};
 
 use super::ProcessId;
@@ -48,6 +48,9 @@ pub struct Record {
     /// Its mounts, and what limits its files.
     #[serde(default, skip_serializing_if = "is_default")]
     pub setup: Setup,
+    /// The backend of its last start; [`BackendChoice::Auto`] in records of older versions.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub backend: BackendChoice,
     /// The settings of its starts, if it can be started again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<Spec>,
@@ -154,7 +157,16 @@ impl Record {
                 name: self.name.clone(),
                 path: disk.path.clone(),
             }),
-            (Upper::InPlace | Upper::Tmpfs, _) => Err(Error::NotKept(self.name.clone())),
+            (Upper::InPlace | Upper::Tmpfs, _) => Err(self.not_kept()),
+        }
+    }
+
+    /// Makes the error about a sandbox whose changes are in memory.
+    pub fn not_kept(&self) -> Error {
+        let name = self.name.clone();
+        match self.backend {
+            BackendChoice::Host => Error::NoDiskOnHost(name),
+            _ => Error::NotKept(name),
         }
     }
 

@@ -7,7 +7,7 @@ use super::*;
 use crate::DiskRate;
 use crate::Setup;
 use crate::plan::{Root, Transport};
-use crate::{BaseName, Error, ImageName, RootDisk, Trim, Upper};
+use crate::{BackendChoice, BaseName, Error, ImageName, RootDisk, Trim, Upper};
 
 fn record(id: &str) -> Record {
     Record {
@@ -29,6 +29,7 @@ fn record(id: &str) -> Record {
         root: Root::Merged,
         upper: Upper::Tmpfs,
         setup: Setup::default(),
+        backend: BackendChoice::default(),
         spec: None,
         defaults: None,
         labels: BTreeMap::new(),

@@ -204,6 +204,16 @@ fn check_filesystem(folder: &File) -> io::Result<()> {
             io::Error::new(error.kind(), format!("{what}: {error}"))
         }
     };
+    // What the filesystem lacks is not a wrong argument, as one of the numbers would have it.
+    let lacks = |what: &'static str| {
+        move |error: Errno| match error {
+            Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM => io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("{what}: {}", io::Error::from(error)),
+            ),
+            error => why(what)(error),
+        }
+    };
     let remove = || match unlinkat(folder, FILE, AtFlags::empty()) {
         Err(Errno::NOENT) => Ok(()),
         result => result,
@@ -211,18 +221,19 @@ fn check_filesystem(folder: &File) -> io::Result<()> {
     remove().map_err(why("removing the file .check in it"))?;
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
     openat(folder, FILE, flags, Mode::RUSR | Mode::WUSR).map_err(why("making a file in it"))?;
-    renameat_with(folder, FILE, folder, RENAMED, RenameFlags::WHITEOUT).map_err(why(
+    renameat_with(folder, FILE, folder, RENAMED, RenameFlags::WHITEOUT).map_err(lacks(
         "its filesystem leaves no whiteout where a file was (RENAME_WHITEOUT)",
     ))?;
     unlinkat(folder, RENAMED, AtFlags::empty()).map_err(why("removing a file in it"))?;
     let there = statat(folder, FILE, AtFlags::SYMLINK_NOFOLLOW).map_err(why("looking at it"))?;
     remove().map_err(why("removing the file .check in it"))?;
     if FileType::from_raw_mode(there.st_mode) != FileType::CharacterDevice || there.st_rdev != 0 {
-        return Err(io::Error::other("its filesystem makes no whiteouts"));
+        let what = "its filesystem makes no whiteouts";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, what));
     }
     fsetxattr(folder.as_fd(), ATTRIBUTE, b"y", XattrFlags::empty())
         .and_then(|()| fremovexattr(folder.as_fd(), ATTRIBUTE))
-        .map_err(why("its filesystem has no extended attributes of users"))
+        .map_err(lacks("its filesystem has no extended attributes of users"))
 }
 
 #[cfg(test)]

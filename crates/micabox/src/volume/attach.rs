@@ -9,7 +9,7 @@ use micabox_overlay::view::PathKind;
 use micabox_vmm::MachineFile;
 use std::os::unix::fs::FileExt;
 
-use super::{DATA, MIN_VOLUME_SIZE, Volume, disk, failed};
+use super::{DATA, MIN_VOLUME_SIZE, Volume, VolumeUser, VolumeWish, disk, failed};
 use crate::base::is_dirty;
 use crate::jailed::{self, About, Look, Pack, Settle, Unread};
 use crate::upper::{self, Medium, Opened};
@@ -45,7 +45,12 @@ impl Sandboxes {
             }
             found => found,
         }?;
-        let busy = || self.volume_busy(name);
+        let wish = if usage.read_only {
+            VolumeWish::Read
+        } else {
+            VolumeWish::Write
+        };
+        let busy = || self.volume_busy(name, wish);
         if let Some(disk) = disk::lock(&volume, false)? {
             // Read again under the lock.
             volume = self.volume(name)?;
@@ -68,20 +73,22 @@ impl Sandboxes {
     }
 
     /// Makes the error about a volume whose lock another process holds.
-    pub(super) fn volume_busy(&self, name: &str) -> Error {
-        let running = |record: &crate::Record| {
-            record.status.is_live() && record.volumes().any(|used| used == name)
+    pub(super) fn volume_busy(&self, name: &str, wish: VolumeWish) -> Error {
+        let user = |record: crate::Record| {
+            let volumes = record.setup.volumes();
+            let used = volumes.iter().find(|used| used.source.name == name)?;
+            Some(if used.read_only {
+                VolumeUser::Reader(record.name.clone())
+            } else {
+                VolumeUser::Writer(record.name.clone())
+            })
         };
-        let user = self
-            .list()
-            .ok()
-            .and_then(|all| all.into_iter().find(running));
+        let all = self.list().unwrap_or_default().into_iter();
+        let user = all.filter(|record| record.status.is_live()).find_map(user);
         Error::VolumeInUse {
             name: name.to_owned(),
-            user: match user {
-                Some(record) => format!("sandbox {} uses it", record.name),
-                None => "another process uses it".into(),
-            },
+            user: user.unwrap_or(VolumeUser::Process),
+            wish,
         }
     }
 }

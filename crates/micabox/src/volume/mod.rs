@@ -16,6 +16,7 @@ mod attach;
 mod disk;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -59,6 +60,43 @@ pub struct Volume {
     /// Its directory.
     #[serde(skip)]
     directory: PathBuf,
+}
+
+/// What uses a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VolumeUser {
+    /// A running sandbox that writes to it.
+    Writer(String),
+    /// A running sandbox that reads it.
+    Reader(String),
+    /// A sandbox that has it, running or not.
+    Sandbox(String),
+    /// Another process, as one that changes the volume.
+    Process,
+}
+
+impl fmt::Display for VolumeUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Writer(name) => write!(f, "sandbox {name} writes to it"),
+            Self::Reader(name) => write!(f, "sandbox {name} reads it"),
+            Self::Sandbox(name) => write!(f, "sandbox {name} uses it"),
+            Self::Process => f.write_str("another process uses it"),
+        }
+    }
+}
+
+/// What a volume in use can't be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeWish {
+    /// By a sandbox, for reading and writing.
+    Write,
+    /// By a sandbox, for reading.
+    Read,
+    /// To be resized.
+    Resize,
+    /// To be removed.
+    Remove,
 }
 
 impl Volume {
@@ -193,13 +231,14 @@ impl Sandboxes {
         if let Some(user) = self.users_of(name)?.into_iter().next() {
             return Err(Error::VolumeInUse {
                 name: name.to_owned(),
-                user: format!("sandbox {user} uses it"),
+                user: VolumeUser::Sandbox(user),
+                wish: VolumeWish::Remove,
             });
         }
         let (root, _names) = self.volume_names()?;
         // The lock is released when the file is closed at the end.
         let lock = disk::lock(&volume, false)?;
-        let _lock = lock.ok_or_else(|| self.volume_busy(name))?;
+        let _lock = lock.ok_or_else(|| self.volume_busy(name, VolumeWish::Remove))?;
         let old = root.join(format!("{OLD}{name}"));
         remove(&old)?;
         // From here on there is no such volume, even if removing its files fails.
@@ -216,7 +255,8 @@ impl Sandboxes {
     pub fn resize_volume(&self, name: &str, size: u64) -> Result<u64, Error> {
         let volume = self.volume(name)?;
         let size = disk::checked(name, size)?;
-        let disk = disk::lock(&volume, false)?.ok_or_else(|| self.volume_busy(name))?;
+        let disk = disk::lock(&volume, false)?
+            .ok_or_else(|| self.volume_busy(name, VolumeWish::Resize))?;
         disk::grow(&volume, &disk, size)?;
         Ok(size)
     }

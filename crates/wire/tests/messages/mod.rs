@@ -1,10 +1,10 @@
 //! Strategies for every message, with arbitrary contents.
 
 use micabox_wire::{
-    Boot, BootFailed, BootTimings, Confinement, Device, Exec, ExitStatus, Extent, Format, Hello,
-    Identity, Init, Lower, Mount, MountSource, MountedDisk, Network, OutputStream, Phase, Range,
-    Reattach, Restore, Setup, StartFailed, StartFailure, Tmpfs, ToGuest, ToHost, TtySize, Ulimit,
-    Upper,
+    Boot, BootFailed, BootPart, BootTimings, Confinement, Device, Exec, ExitStatus, Extent, Format,
+    Hello, Identity, Init, Lower, Mount, MountSource, MountedDisk, Network, OutputStream, Phase,
+    Range, Reattach, Restore, Setup, StartFailed, StartFailure, Tmpfs, ToGuest, ToHost, TtySize,
+    Ulimit, Upper,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -249,14 +249,21 @@ pub fn to_host() -> impl Strategy<Value = ToHost> {
             })
         ),
         vec(phase, 0..5).prop_map(|phases| ToHost::Booted(BootTimings { phases })),
-        (text(), text(), any::<i32>(), text()).prop_map(|(step, target, errno, detail)| {
-            ToHost::BootFailed(BootFailed {
-                step,
-                target,
-                errno,
-                detail,
-            })
-        }),
+        (text(), text(), any::<i32>(), text(), any::<bool>()).prop_map(
+            |(step, target, errno, detail, is_root)| {
+                ToHost::BootFailed(BootFailed {
+                    step,
+                    target,
+                    errno,
+                    detail,
+                    part: if is_root {
+                        BootPart::Root
+                    } else {
+                        BootPart::Other
+                    },
+                })
+            }
+        ),
         any::<(u32, u32, u32)>().prop_map(|(id, pid, stdin_window)| ToHost::Started {
             id,
             pid,

@@ -21,9 +21,14 @@ def connect(directory: str) -> socket.socket:
     try:
         # A socket's address has room for 108 bytes, and a directory's path may have more.
         place = os.open(directory, _O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Its directory goes with it.
+        raise SandboxNotRunningException(
+            "the sandbox is gone: it has been removed", kind="not_running"
+        ) from None
     except OSError as error:
         raise SandboxNotRunningException(
-            f"the sandbox is gone: {error}", kind="not_running"
+            f"the sandbox can't be reached: {error.strerror}", kind="not_running"
         ) from None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -32,7 +37,7 @@ def connect(directory: str) -> socket.socket:
     except OSError as error:
         connection.close()
         raise SandboxNotRunningException(
-            f"the sandbox does not run: {error}", kind="not_running"
+            f"the sandbox does not run: {error.strerror}", kind="not_running"
         ) from None
     finally:
         os.close(place)
