@@ -91,6 +91,23 @@ impl Authenticator {
         }
     }
 
+    /// Logs in with a credential, for no repository.
+    pub(crate) fn with(registry: &str, credential: Credential) -> Self {
+        let state = State {
+            authorization: None,
+            credential: Some(Ok(Some(credential))),
+        };
+        Self {
+            state: Mutex::new(state),
+            ..Self::new(registry, "", Credentials::none())
+        }
+    }
+
+    /// Returns whether the registry has asked for a login, and taken it.
+    pub(crate) async fn has_logged_in(&self) -> bool {
+        self.state.lock().await.authorization.is_some()
+    }
+
     /// Extends the scope to pushing to the repository, and mounting blobs of others.
     pub(crate) fn for_push<'a>(mut self, others: impl IntoIterator<Item = &'a str>) -> Self {
         self.scopes = vec![format!("repository:{}:pull,push", self.repository)];
@@ -200,6 +217,7 @@ impl Authenticator {
         let own_scope = [format!("repository:{}:pull", self.repository)];
         let scopes: Vec<&str> = match (&self.scopes[..], challenge.get("scope")) {
             ([], Some(scope)) => vec![scope],
+            ([], None) if self.repository.is_empty() => Vec::new(),
             ([], None) => own_scope.iter().map(String::as_str).collect(),
             (scopes, _) => scopes.iter().map(String::as_str).collect(),
         };

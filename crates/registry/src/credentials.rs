@@ -17,7 +17,7 @@ use docker_credential::{CredentialRetrievalError, DockerCredential};
 use micabox_oci::reference::DEFAULT_REGISTRY;
 
 /// The key under which Docker stores the default registry's credentials.
-const DEFAULT_REGISTRY_KEY: &str = "https://index.docker.io/v1/";
+pub(crate) const DEFAULT_REGISTRY_KEY: &str = "https://index.docker.io/v1/";
 /// Largest configuration file that is read, in bytes.
 const MAX_FILE: u64 = 4 << 20;
 /// Bytes of a helper's error message that an error repeats.

@@ -76,6 +76,9 @@ pub enum Reason {
     /// 403.
     #[error("access denied{}", colon(.0))]
     Forbidden(String),
+    /// 404 for the interface itself.
+    #[error("it is not a registry{}", colon(.0))]
+    NoRegistry(String),
     /// 404 for a manifest.
     #[error("it has no such image or tag{}", colon(.0))]
     NoImage(String),
@@ -154,13 +157,13 @@ pub enum Reason {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unauthorized {
     /// No credentials are configured.
-    #[error("no such image, or it needs a login: `docker login {0}`, then try again")]
+    #[error("no such image, or it needs a login: `mica login {0}`, then try again")]
     Anonymous(String),
     /// No credentials are configured, and a push requires some.
-    #[error("it needs a login: `docker login {0}`, then try again")]
+    #[error("it needs a login: `mica login {0}`, then try again")]
     AnonymousPush(String),
     /// The registry refuses the configured credentials.
-    #[error("it refuses the credentials{}: `docker login {registry}` again, or check that they \
+    #[error("it refuses the credentials{}: `mica login {registry}` again, or check that they \
              give access to this repository", user.as_deref().map(|user| format!(" of `{user}`")).unwrap_or_default())]
     Refused {
         /// Where to log in.

@@ -16,6 +16,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod http;
+mod login;
 mod outgoing;
 mod push;
 mod retry;
@@ -31,6 +32,7 @@ use url::Url;
 
 pub use credentials::{Credential, CredentialError, Credentials};
 pub use error::{Direction, Reason, RegistryError, Unauthorized};
+pub use login::{LoginError, LoginFile, check as check_login};
 pub use push::{Destination, Mounted};
 pub use settings::{Mirror, Registry, Settings, Transfer};
 pub use transfer::{BlobReader, BlobSender, channel};

@@ -100,7 +100,7 @@ impl<'de> Deserialize<'de> for Mirror {
             return Err(wrong("must begin with https:// or http://"));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(wrong("must not hold credentials: use `docker login`"));
+            return Err(wrong("must not hold credentials: use `mica login`"));
         }
         if url.query().is_some() || url.fragment().is_some() {
             return Err(wrong("must not have a query or a fragment"));

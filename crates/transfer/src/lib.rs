@@ -8,13 +8,17 @@
 #![warn(clippy::missing_errors_doc)]
 
 mod cancellation;
+mod login;
 mod pull;
 mod push;
 pub mod settings;
 mod traced;
 
 pub use cancellation::Cancellation;
-pub use micabox_registry::{Credentials, RegistryError};
+pub use login::check_login_blocking;
+pub use micabox_registry::{
+    Credential, Credentials, LoginError, LoginFile, Reason, RegistryError, Unauthorized,
+};
 pub use pull::{PullError, PullOptions, pull, pull_blocking};
 pub use push::{PushError, PushOptions, Pushed, push, push_blocking};
 pub use settings::{PullPolicy, Settings};

@@ -93,7 +93,7 @@ fn a_refusal_says_where_to_log_in_and_no_secret() {
     let registry = Registry::with(&image);
     wants_basic(&registry);
     let reference = registry.reference("x:1");
-    let login = format!("docker login {}", registry.host());
+    let login = format!("mica login {}", registry.host());
     let message = Puller::new().refusal(&reference);
     assert!(message.contains(&login), "{message}");
 
@@ -186,7 +186,7 @@ fn tokens_expire_in_the_middle_of_a_pull() {
 fn useless_token_servers_are_named() {
     let image = TestImage::small();
     for (reply, part) in [
-        (Reply::error(401, "who?"), "docker login"),
+        (Reply::error(401, "who?"), "mica login"),
         (Reply::error(404, ""), "404"),
         (Reply::new(200, "{}"), "no token"),
         (Reply::new(200, "<html>"), "no token"),

@@ -193,7 +193,7 @@ fn a_limit_on_the_size_of_requests_is_kept_to() {
 fn refusals_of_a_push_are_told_apart_and_publish_nothing() {
     let pusher = Pusher::small().edit_settings(|settings| settings.transfer.attempts = 2);
     let starts: [(u16, &str); 6] = [
-        (401, "docker login"),
+        (401, "mica login"),
         (403, "access denied: go away"),
         (404, "no such repository, and makes none: go away"),
         (413, "no transfer of that size: go away"),

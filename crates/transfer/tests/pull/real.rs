@@ -187,7 +187,7 @@ fn a_registry_with_a_private_authority_and_a_password_is_pulled_from() {
     let message = puller(&["missing.pem"]).refusal(&reference);
     assert!(message.contains("missing.pem"), "{message}");
     let message = puller(&["ca.pem"]).refusal(&reference);
-    assert!(message.contains("docker login"), "{message}");
+    assert!(message.contains("mica login"), "{message}");
 
     let docker = format!(
         r#"{{"auths": {{"{}": {{"username": "user", "password": "secret"}}}}}}"#,
@@ -202,7 +202,7 @@ fn a_registry_with_a_private_authority_and_a_password_is_pulled_from() {
     let to = named(&registry, "copy:1");
     let mut pusher = Pusher::small();
     pusher.options.settings = puller.options.settings.clone();
-    assert!(pusher.refusal(&to).contains("docker login"));
+    assert!(pusher.refusal(&to).contains("mica login"));
     pusher.options.credentials = puller.options.credentials.clone();
     pusher.push(&to);
     assert_eq!(puller.pull(&to).layers.len(), 3);
