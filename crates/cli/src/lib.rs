@@ -4,11 +4,13 @@ mod bars;
 mod causes;
 mod commands;
 mod copies;
+mod document;
 mod e2b;
 mod failure;
 mod host_memory;
 mod log;
 mod mcp;
+mod moment;
 mod output;
 mod progress;
 mod report;
@@ -16,9 +18,11 @@ mod run;
 mod serve;
 mod server;
 mod settings;
+mod synonyms;
 mod template;
 mod visible;
 
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -36,7 +40,6 @@ use micabox::ErrorKind;
     name = "mica",
     version,
     max_term_width = 100,
-    disable_help_subcommand = true,
     after_help = "Images, layers and records of sandboxes are kept in $MICABOX_HOME, \
                   otherwise in micabox below the XDG data directory.\n\
                   `mica doctor` shows what this machine supports."
@@ -85,6 +88,7 @@ enum Command {
     Push(commands::push::Args),
     Tag(commands::tag::Args),
     Images(commands::images::Args),
+    History(commands::history::Args),
     Inspect(commands::inspect::Args),
     Rmi(commands::rmi::Args),
     Store(commands::store::Args),
@@ -93,6 +97,10 @@ enum Command {
     Memfs(commands::memfs::Args),
     Ext4(commands::ext4::Args),
     Doctor(commands::doctor::Args),
+    Info(commands::info::Args),
+    Version(commands::version::Args),
+    Login(commands::login::Args),
+    Logout(commands::logout::Args),
     Serve(serve::Args),
     Mcp(mcp::Args),
 }
@@ -149,21 +157,21 @@ enum ExecCommand {
     Exec(Box<commands::exec::Args>),
 }
 
-fn parse() -> Result<Cli, clap::Error> {
-    match std::env::args_os().nth(1) {
+fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
+    match words.get(1) {
         Some(word) if word == "run" => {
-            let RunOnly { log, command } = RunOnly::try_parse()?;
+            let RunOnly { log, command } = RunOnly::try_parse_from(words)?;
             let RunCommand::Run(args) = command;
             let command = Command::Run(args);
             Ok(Cli { log, command })
         }
         Some(word) if word == "exec" => {
-            let ExecOnly { log, command } = ExecOnly::try_parse()?;
+            let ExecOnly { log, command } = ExecOnly::try_parse_from(words)?;
             let ExecCommand::Exec(args) = command;
             let command = Command::Exec(args);
             Ok(Cli { log, command })
         }
-        _ => Cli::try_parse(),
+        _ => Cli::try_parse_from(words),
     }
 }
 
@@ -178,9 +186,11 @@ pub fn main() -> ExitCode {
     micabox::run_if_worker_with(log::start_in_owner);
     raise_descriptor_limit();
     report::end_with_server();
-    let cli = match parse() {
+    let words = synonyms::resolve(std::env::args_os().collect());
+    let command = words.get(1).cloned();
+    let cli = match parse(words) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error),
+        Err(error) => return usage(&error, command.as_deref()),
     };
     if let Err(failure) = log::start(cli.log) {
         failure.print();
@@ -224,6 +234,7 @@ pub fn main() -> ExitCode {
         Command::Push(args) => commands::push::execute(&args),
         Command::Tag(args) => commands::tag::execute(&args),
         Command::Images(args) => commands::images::execute(&args),
+        Command::History(args) => commands::history::execute(&args),
         Command::Inspect(args) => commands::inspect::execute(&args),
         Command::Rmi(args) => commands::rmi::execute(&args),
         Command::Store(args) => commands::store::execute(&args),
@@ -232,6 +243,10 @@ pub fn main() -> ExitCode {
         Command::Memfs(args) => commands::memfs::execute(&args),
         Command::Ext4(args) => commands::ext4::execute(&args),
         Command::Doctor(args) => commands::doctor::execute(&args),
+        Command::Info(args) => commands::info::execute(&args),
+        Command::Version(args) => commands::version::execute(&args),
+        Command::Login(args) => commands::login::execute(&args),
+        Command::Logout(args) => commands::logout::execute(&args),
         Command::Serve(args) => serve::execute(&args),
         Command::Mcp(_) => server::become_it(),
     };
@@ -246,18 +261,13 @@ pub fn main() -> ExitCode {
 
 /// Prints help and version to stdout, and the error of a wrong command line to stderr. For `run`,
 /// the exit code then differs from the command's own ones.
-fn usage(error: &clap::Error) -> ExitCode {
+fn usage(error: &clap::Error, command: Option<&OsStr>) -> ExitCode {
     if !error.use_stderr() {
         #[expect(clippy::disallowed_methods, reason = "help has no foreign text")]
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    let command = std::env::args_os().nth(1);
-    let is = |names: &[&str]| {
-        names
-            .iter()
-            .any(|name| command.as_deref() == Some(name.as_ref()))
-    };
+    let is = |names: &[&str]| names.iter().any(|name| command == Some(name.as_ref()));
     match run::refusal(error).filter(|_| is(&["run", "create"])) {
         Some(message) => Failure::of_kind(ErrorKind::Invalid, message).print(),
         // The error repeats arguments, which may be names of foreign files.
@@ -265,7 +275,8 @@ fn usage(error: &clap::Error) -> ExitCode {
             let message = failure::cut(error.render().to_string());
             output::write_stderr(&message);
             let said = message.split("\n\n").next().unwrap_or_default();
-            Failure::of_kind(ErrorKind::Invalid, said.trim_start_matches("error: ")).report();
+            let said = said.trim_start_matches("error: ").trim_end();
+            Failure::of_kind(ErrorKind::Invalid, said).report();
         }
     }
     ExitCode::from(if is(&["run", "exec", "create"]) {
@@ -284,7 +295,7 @@ pub fn server() -> ExitCode {
     raise_descriptor_limit();
     let line = match server::Line::try_parse() {
         Ok(line) => line,
-        Err(error) => return usage(&error),
+        Err(error) => return usage(&error, None),
     };
     match log::start(line.log).and_then(|()| server::execute(line.command)) {
         Ok(code) => ExitCode::from(code),

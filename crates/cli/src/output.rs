@@ -231,12 +231,6 @@ pub fn span(duration: Duration) -> String {
     format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Returns the time of day: seconds since 1970-01-01 UTC.
-pub fn now() -> f64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0.0, |since| since.as_secs_f64())
-}
-
 /// Returns how long ago a moment (seconds since 1970-01-01 UTC) was.
 pub fn since(moment: i64) -> Duration {
     let now = SystemTime::now()

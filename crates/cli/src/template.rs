@@ -8,11 +8,17 @@
 //! | `{{json .}}`, or `json` alone | all fields as a JSON object |
 //! | `table` before the rest | columns under headings, with `\t` between |
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
-use crate::output::Table;
+use crate::output::{Table, write_stdout};
 use crate::visible;
+
+/// The help of a list's `--format`.
+pub const HELP: &str = "Print a line for each, of Docker's placeholders [{{.ID}}, {{json .}}, json, 'table \
+                        {{.ID}}\\t{{.Size}}']";
 
 /// A list's fields: their names, and the headings of their columns.
 pub type Fields = &'static [(&'static str, &'static str)];
@@ -52,6 +58,15 @@ pub trait Row {
         let _ = name;
         String::new()
     }
+}
+
+/// Formats labels as lists do.
+pub fn labels(labels: &BTreeMap<String, String>) -> String {
+    let labels: Vec<_> = labels
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    labels.join(",")
 }
 
 /// The headings as a row.
@@ -95,9 +110,15 @@ impl Template {
         })
     }
 
-    /// Returns whether the format is `table` alone: the list as it is without a format.
-    pub fn is_default(&self) -> bool {
-        self.is_table && self.parts.is_empty()
+    /// Parses the value of a `--format`. None means the list as it is without one, as does `table` alone.
+    pub fn wanted(text: Option<&str>, fields: Fields) -> Result<Option<Self>, Failure> {
+        let template = text.map(|text| Self::parse(text, fields)).transpose()?;
+        Ok(template.filter(|template| !template.is_table || !template.parts.is_empty()))
+    }
+
+    /// Prints rows, see [`Template::render`].
+    pub fn print<R: Row>(&self, rows: &[R]) -> Result<(), Failure> {
+        write_stdout(self.render(rows).as_bytes())
     }
 
     /// Formats rows, one a line, below the headings of a table. What is hidden in values is escaped.
@@ -221,7 +242,8 @@ mod tests {
         let all = Template::parse("json", FIELDS).unwrap().render(&[One]);
         let all: Value = serde_json::from_str(&all).unwrap();
         assert_eq!(all, serde_json::json!({"ID": "12", "Names": "a\tb\n\""}));
-        assert!(Template::parse("table", FIELDS).unwrap().is_default());
+        let wanted = |text| Template::wanted(text, FIELDS).unwrap().is_some();
+        assert!(!wanted(None) && !wanted(Some("table")) && wanted(Some("table {{.ID}}")));
     }
 
     #[test]

@@ -33,7 +33,7 @@ fn files_go_into_a_stopped_sandbox_and_out_of_it() {
     fs::write(at("named"), "in\n").unwrap();
     let copy = |from: &str, to: &str| home.output(&["cp", from, to]);
     wait_until("the sandbox is up", || {
-        home.output(&["ps"]).ok().contains("up since")
+        home.output(&["ps"]).ok().contains("Up ")
     });
     wait_until("its files are there", || {
         home.output(&["diff", "it"]).stdout().contains("link")

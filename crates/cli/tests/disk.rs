@@ -220,7 +220,7 @@ fn stdin_is_passed_on_to_a_command_that_was_made_with_it() {
     // Without -i, stdin stays open and silent.
     let running: Running = home.start(&["start", "-a", "it"]);
     wait_until("the command runs", || {
-        home.output(&["ps"]).ok().contains("up since")
+        home.output(&["ps"]).ok().contains("Up ")
     });
     home.output(&["stop", "-t", "0", "it"]).ok();
     assert_stopped(running.wait());

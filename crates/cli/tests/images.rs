@@ -2,6 +2,11 @@
 
 mod support;
 
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::process::Stdio;
+
 use support::Home;
 
 #[test]
@@ -99,4 +104,199 @@ fn the_doctor_names_what_it_looked_at() {
     let run = command.env("MICABOX_QEMU", "/nowhere").output().unwrap();
     assert_eq!(run.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&run.stdout).contains("install"));
+}
+
+#[test]
+fn help_of_a_command_and_versions_for_scripts_are_printed() {
+    let home = Home::empty();
+    let help = home.output(&["help", "run"]).ok();
+    assert!(help.contains("Exit codes"), "{help}");
+    assert!(home.output(&["help"]).ok().contains("\n  doctor "));
+    assert_eq!(home.output(&["help", "bogus"]).code(), 2);
+    let version = env!("CARGO_PKG_VERSION");
+    let shown = home.output(&["version"]).ok();
+    assert!(
+        shown.starts_with(&format!("mica {version}, linux/")),
+        "{shown}"
+    );
+    let format = "{{.Client.Version}} {{.Server.Os}}";
+    let shown = home.output(&["version", "--format", format]).ok();
+    assert_eq!(shown, format!("{version} linux\n"));
+    let json = home.output(&["version", "--json"]).json();
+    assert_eq!(json["Client"]["Version"], version);
+    let info = home.output(&["info", "--format", "{{.Containers}} {{.OSType}}"]);
+    assert_eq!(info.ok(), "0 linux\n");
+}
+
+#[test]
+fn lists_and_documents_of_images_are_formatted_as_docker_formats_them() {
+    let home = Home::new();
+    home.output(&["tag", "box", "example.com/team/app:1.2"])
+        .ok();
+    let digest = home.output(&["images", "-q"]).ok();
+    let digest = digest.trim();
+    let shown = |arguments: &[&str]| home.output(arguments).ok();
+    assert_eq!(
+        shown(&["images", "--format", "{{.Repository}}:{{.Tag}}"]),
+        "box:latest\nexample.com/team/app:1.2\n"
+    );
+    let only = [
+        "images",
+        "-f",
+        "reference=example.com/*/app",
+        "--format",
+        "{{.Tag}}",
+    ];
+    assert_eq!(shown(&only), "1.2\n");
+    assert_eq!(
+        shown(&["images", "box", "--format", "{{.ID}}"]).trim(),
+        &digest[7..19]
+    );
+    assert_eq!(shown(&["images", "-q", "-f", "dangling=true"]), "");
+    assert_eq!(shown(&["image", "ls", "--no-trunc", "-q"]).trim(), digest);
+
+    let history = home.output(&["history", "box", "--json"]).json();
+    assert_eq!(history[0]["id"], digest);
+    assert_eq!(history.as_array().unwrap().len(), 3);
+    let table = shown(&["history", "box"]);
+    assert!(
+        table.starts_with("IMAGE ") && table.contains("<missing>"),
+        "{table}"
+    );
+    assert_eq!(
+        shown(&["history", "-q", "--no-trunc", "box"])
+            .lines()
+            .next(),
+        Some(digest)
+    );
+
+    let documents = home.output(&["inspect", "--type", "image", "box"]).json();
+    assert_eq!(documents[0]["Id"], digest);
+    assert_eq!(documents[0]["Os"], "linux");
+    assert_eq!(
+        documents[0]["RootFS"]["Layers"].as_array().unwrap().len(),
+        3
+    );
+    assert_eq!(documents[0]["RepoTags"][0], "docker.io/library/box:latest");
+    let format = "{{.Config.WorkingDir}} {{len .RootFS.Layers}}";
+    assert_eq!(shown(&["inspect", "-f", format, "box"]), "/srv 3\n");
+    // A sandbox is none of this type, as with Docker, and what there is is shown.
+    home.output(&["create", "--name", "one", "-l", "app=shop", "box"])
+        .ok();
+    let mixed = home.output(&[
+        "inspect",
+        "--type",
+        "container",
+        "-f",
+        "{{.Name}}",
+        "one",
+        "box",
+    ]);
+    assert_eq!((mixed.code(), mixed.stdout().as_str()), (1, "/one\n"));
+    let format = "{{.State.Status}} {{index .Config.Labels \"app\"}}";
+    assert_eq!(
+        shown(&["container", "inspect", "-f", format, "one"]),
+        "created shop\n"
+    );
+
+    let wrong = home.output(&["images", "--format", "{{.Nmae}}"]);
+    assert_eq!(wrong.code(), 1);
+    assert!(wrong.stderr().contains(".Nmae"), "{}", wrong.stderr());
+}
+
+/// A registry that takes the password `open sesame` of `me`, and ends with the test's process.
+fn registry() -> String {
+    // base64 of `me:open sesame`.
+    const TAKEN: &str = "Authorization: Basic bWU6b3BlbiBzZXNhbWU=";
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.unwrap();
+            let head: Vec<String> = BufReader::new(&connection)
+                .lines()
+                .map_while(Result::ok)
+                .take_while(|line| !line.is_empty())
+                .collect();
+            let is_taken = head.iter().any(|line| line.eq_ignore_ascii_case(TAKEN));
+            let answer = if is_taken {
+                "200 OK"
+            } else {
+                "401 Unauthorized"
+            };
+            let challenge = "WWW-Authenticate: Basic realm=\"it\"";
+            let answer = format!(
+                "HTTP/1.1 {answer}\r\n{challenge}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+            );
+            let _ = connection.write_all(answer.as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn a_login_is_kept_only_if_the_registry_takes_it() {
+    let home = Home::empty();
+    let registry = registry();
+    let docker = home.path().join("docker");
+    let login = |words: &[&str], password: &str| {
+        let mut command = home.mica(words);
+        command.env("DOCKER_CONFIG", &docker).stdin(Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        // One that wants no password does not read it.
+        let _ = stdin.write_all(password.as_bytes());
+        drop(stdin);
+        let output = child.wait_with_output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (
+            output.status.code(),
+            text(output.stdout),
+            text(output.stderr),
+        )
+    };
+    let from_stdin = ["login", "-u", "me", "--password-stdin", &registry];
+    let (code, out, err) = login(&from_stdin, "guess\n");
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(
+        err.contains("does not take this user name and password"),
+        "{err}"
+    );
+    assert!(!docker.exists());
+
+    let (code, out, err) = login(&from_stdin, "open sesame\n");
+    assert_eq!(
+        (code, out.as_str()),
+        (Some(0), "Login Succeeded\n"),
+        "{err}"
+    );
+    let kept = fs::read_to_string(docker.join("config.json")).unwrap();
+    let kept: serde_json::Value = serde_json::from_str(&kept).unwrap();
+    let expected = serde_json::json!({"auths": {&registry: {"auth": "bWU6b3BlbiBzZXNhbWU="}}});
+    assert_eq!(kept, expected);
+    // Without a user, those that are kept are tried.
+    let (code, out, err) = login(&["login", &registry], "");
+    assert_eq!(
+        (code, out.as_str()),
+        (Some(0), "Login Succeeded\n"),
+        "{err}"
+    );
+
+    let (code, out, _) = login(&["logout", &registry], "");
+    assert_eq!(
+        (code, out),
+        (Some(0), format!("Removed the login of {registry}\n"))
+    );
+    let (code, out, _) = login(&["logout", &registry], "");
+    assert_eq!(
+        (code, out),
+        (Some(0), format!("Not logged in to {registry}\n"))
+    );
+    let (code, _, err) = login(&["login", &registry], "");
+    assert_eq!(code, Some(1));
+    assert!(
+        err.contains("no terminal") && err.contains("--password-stdin"),
+        "{err}"
+    );
 }

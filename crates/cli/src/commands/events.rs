@@ -3,11 +3,16 @@
 use std::time::{Duration, Instant};
 
 use micabox::{History, SandboxEvent};
+use serde_json::{Value, json};
 
+use crate::document::Document;
 use crate::failure::Failure;
-use crate::output::{now, print, print_json_line, raw, rfc3339};
-use crate::run::duration;
+use crate::moment;
+use crate::output::{print, print_json_line, raw, rfc3339, write_stdout};
 use crate::{Outcome, settings};
+
+/// The type of all events, in Docker's words.
+const TYPE: &str = "container";
 
 /// Interval of looks at all sandboxes, which notes those whose owner was killed.
 const LOOK: Duration = Duration::from_secs(1);
@@ -19,16 +24,22 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Begin with the events since then [10m, 2026-11-23T06:00:00Z, 1795413600]
-    #[arg(long, value_name = "TIME", value_parser = moment)]
-    since: Option<f64>,
+    #[arg(long, value_name = "TIME", value_parser = moment::parse)]
+    since: Option<Duration>,
 
     /// End with the events until then
-    #[arg(long, value_name = "TIME", value_parser = moment)]
-    until: Option<f64>,
+    #[arg(long, value_name = "TIME", value_parser = moment::parse)]
+    until: Option<Duration>,
 
-    /// Show only events that match; may be repeated [event=die, sandbox=NAME, image=debian:12]
+    /// Show only events that match; may be repeated [event=die, sandbox=NAME, container=NAME, image=debian:12,
+    /// type=container]
     #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = filter)]
     filters: Vec<(Key, String)>,
+
+    /// Print a line for each event, of Docker's placeholders [{{.Action}}, {{.Actor.ID}},
+    /// {{.Actor.Attributes.name}}, {{json .}}, json]
+    #[arg(long, value_name = "FORMAT", conflicts_with = "json")]
+    format: Option<String>,
 
     /// Print each event as JSON on a line
     #[arg(long)]
@@ -40,6 +51,7 @@ enum Key {
     Event,
     Sandbox,
     Image,
+    Type,
 }
 
 /// Shows events.
@@ -47,7 +59,8 @@ pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
     let sandboxes = settings::sandboxes(&store)?;
     let mut history = History::open(&store);
-    let since = args.since.unwrap_or_else(now);
+    let format = args.format.as_deref().map(Document::parse).transpose()?;
+    let since = args.since.unwrap_or_else(moment::now);
     let mut looked: Option<Instant> = None;
     loop {
         if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
@@ -55,19 +68,20 @@ pub fn execute(args: &Args) -> Outcome {
             sandboxes.list()?;
         }
         // Looked at before the events: those until then have been read.
-        let is_over = args.until.is_some_and(|until| until <= now());
+        let is_over = args.until.is_some_and(|until| until <= moment::now());
         for event in history.read()? {
-            let time = event.time as f64 + f64::from(event.nanos) / 1e9;
+            let time = Duration::new(event.time.try_into().unwrap_or(0), event.nanos);
             let is_in_time = time >= since && args.until.is_none_or(|until| time <= until);
             if is_in_time && args.matches(&event) {
-                args.show(&event)?;
+                args.show(&event, format.as_ref())?;
             }
         }
         if is_over || raw::is_stdout_closed() {
             return Ok(0);
         }
-        let left = args.until.map_or(f64::INFINITY, |until| until - now());
-        let left = Duration::try_from_secs_f64(left.max(0.0)).unwrap_or(LOOK);
+        let left = args
+            .until
+            .map_or(LOOK, |until| until.saturating_sub(moment::now()));
         raw::wait(history.changes(), left.min(LOOK));
     }
 }
@@ -75,22 +89,31 @@ pub fn execute(args: &Args) -> Outcome {
 impl Args {
     /// Returns whether an event matches a value of each key.
     fn matches(&self, event: &SandboxEvent) -> bool {
-        [Key::Event, Key::Sandbox, Key::Image].iter().all(|key| {
-            let mut values = self
-                .filters
-                .iter()
-                .filter(|(other, _)| other == key)
-                .peekable();
-            values.peek().is_none()
-                || values.any(|(_, value)| match key {
-                    Key::Event => event.action == *value,
-                    Key::Sandbox => event.name == *value || event.id.starts_with(value.as_str()),
-                    Key::Image => event.image == *value,
-                })
-        })
+        [Key::Event, Key::Sandbox, Key::Image, Key::Type]
+            .iter()
+            .all(|key| {
+                let mut values = self
+                    .filters
+                    .iter()
+                    .filter(|(other, _)| other == key)
+                    .peekable();
+                values.peek().is_none()
+                    || values.any(|(_, value)| match key {
+                        Key::Event => event.action == *value,
+                        Key::Sandbox => {
+                            event.name == *value || event.id.starts_with(value.as_str())
+                        }
+                        Key::Image => event.image == *value,
+                        // Docker's word for a sandbox.
+                        Key::Type => value == TYPE,
+                    })
+            })
     }
 
-    fn show(&self, event: &SandboxEvent) -> Result<(), Failure> {
+    fn show(&self, event: &SandboxEvent, format: Option<&Document>) -> Result<(), Failure> {
+        if let Some(format) = format {
+            return write_stdout(format.render(&as_docker_has_it(event))?.as_bytes());
+        }
         if self.json {
             return print_json_line(event).map(drop);
         }
@@ -110,84 +133,41 @@ impl Args {
     }
 }
 
+/// Returns an event with Docker's fields.
+fn as_docker_has_it(event: &SandboxEvent) -> Value {
+    let mut attributes = event.attributes.clone();
+    attributes.insert("name".into(), event.name.clone());
+    attributes.insert("image".into(), event.image.clone());
+    let nanos = event
+        .time
+        .saturating_mul(1_000_000_000)
+        .saturating_add(event.nanos.into());
+    json!({
+        "Type": TYPE,
+        "Action": event.action,
+        "Actor": {"ID": event.id, "Attributes": attributes},
+        "scope": "local",
+        "time": event.time,
+        "timeNano": nanos,
+        "status": event.action,
+        "id": event.id,
+        "from": event.image,
+        "Status": event.action,
+        "ID": event.id,
+        "From": event.image,
+        "Time": event.time,
+        "TimeNano": nanos,
+    })
+}
+
 fn filter(text: &str) -> Result<(Key, String), String> {
     let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
     let key = match key {
         "event" => Key::Event,
         "sandbox" | "container" => Key::Sandbox,
         "image" => Key::Image,
-        _ => return Err("no such key; there are event, sandbox, image".into()),
+        "type" => Key::Type,
+        _ => return Err("no such key; there are event, sandbox, container, image, type".into()),
     };
     Ok((key, value.to_owned()))
-}
-
-/// Parses a moment: seconds since 1970-01-01 UTC, a date and time, or how long ago.
-fn moment(text: &str) -> Result<f64, String> {
-    let is_number = text
-        .bytes()
-        .all(|byte| byte.is_ascii_digit() || byte == b'.');
-    match text.parse() {
-        Ok(seconds) if is_number => return Ok(seconds),
-        _ => {}
-    }
-    if let Some(seconds) = date(text) {
-        return Ok(seconds);
-    }
-    let ago = duration(text).map_err(|_| {
-        "expected a time ago (10m), a date and time (2026-11-23T06:00:00Z), or seconds since 1970"
-    })?;
-    Ok(now() - ago.as_secs_f64())
-}
-
-/// Parses a date and time as [`rfc3339`] formats them.
-fn date(text: &str) -> Option<f64> {
-    let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
-    let numbers = |text: &str, separator| -> Option<[u64; 3]> {
-        let numbers = text.split(separator).map(|number| number.parse().ok());
-        numbers.collect::<Option<Vec<_>>>()?.try_into().ok()
-    };
-    let ([year, month, day], [hour, minute, second]) = (numbers(date, '-')?, numbers(time, ':')?);
-    let is_valid = (1970..10_000).contains(&year)
-        && (1..=12).contains(&month)
-        && (1..=31).contains(&day)
-        && hour < 24
-        && minute < 60
-        && second < 61;
-    if !is_valid {
-        return None;
-    }
-    // Years from March to February: leap days come last.
-    let (year, month) = if month > 2 {
-        (year, month - 3)
-    } else {
-        (year - 1, month + 9)
-    };
-    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
-    let seconds = (days - 719_468) * 86_400 + hour * 3600 + minute * 60 + second;
-    Some(seconds as f64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn moments_are_dates_numbers_or_ages() {
-        for seconds in [0, 951_782_399, 951_868_800, 1_709_251_199, 4_107_542_400] {
-            assert_eq!(moment(&rfc3339(seconds)), Ok(seconds as f64));
-        }
-        assert_eq!(moment("17.5"), Ok(17.5));
-        let ago = now() - moment("2m").unwrap();
-        assert!((119.0..130.0).contains(&ago), "{ago}");
-        for wrong in [
-            "",
-            "yesterday",
-            "2026-13-01T00:00:00Z",
-            "2026-01-01",
-            "1x",
-            "-5m",
-        ] {
-            moment(wrong).unwrap_err();
-        }
-    }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use micabox::{LogReader, LogRecord, LogStream};
 
 use crate::failure::Failure;
+use crate::moment;
 use crate::output::{raw, rfc3339};
 use crate::{Outcome, settings};
 
@@ -24,9 +25,17 @@ pub struct Args {
     #[arg(short, long)]
     follow: bool,
 
-    /// Show only this many lines from the end
-    #[arg(short = 'n', long, value_name = "LINES")]
-    tail: Option<usize>,
+    /// Show only this many lines from the end, or all
+    #[arg(short = 'n', long, value_name = "LINES", value_parser = tail, default_value = "all", hide_default_value = true)]
+    tail: Tail,
+
+    /// Show only lines that began at that time or later [10m, 2026-11-23T06:00:00Z, 1795413600]
+    #[arg(long, value_name = "TIME", value_parser = moment::parse)]
+    since: Option<Duration>,
+
+    /// Show only lines that began at that time or earlier
+    #[arg(long, value_name = "TIME", value_parser = moment::parse)]
+    until: Option<Duration>,
 
     /// Begin each line with its time
     #[arg(short, long)]
@@ -35,6 +44,20 @@ pub struct Args {
     /// Name or ID
     #[arg(value_name = "SANDBOX")]
     sandbox: String,
+}
+
+/// Most lines from the end; none for all.
+#[derive(Clone, Copy, Debug)]
+struct Tail(Option<usize>);
+
+fn tail(text: &str) -> Result<Tail, String> {
+    match text {
+        "all" => Ok(Tail(None)),
+        text => text
+            .parse()
+            .map(|lines| Tail(Some(lines)))
+            .map_err(|_| "expected a number of lines, or all".into()),
+    }
 }
 
 /// Shows a log.
@@ -74,16 +97,20 @@ impl From<io::Error> for Problem {
 
 fn show(args: &Args, log: &mut LogReader) -> Result<(), Problem> {
     let mut lines = Lines::new(args.timestamps);
-    if let Some(tail) = args.tail {
-        for record in last(|| log.next_record(), tail)? {
-            lines.write(&record)?;
+    let mut window = Window::new(args.since, args.until);
+    if let Tail(Some(tail)) = args.tail {
+        for piece in last(|| Ok::<_, Problem>(log.next_record()?), tail, &mut window)? {
+            lines.write(&piece)?;
         }
     }
     loop {
-        // Before the log is read, so that nothing written until the end is missed.
-        let is_live = args.follow && log.is_live()?;
+        // Before the log is read, so that nothing written until then is missed.
+        let is_over = args.until.is_some_and(|until| until < moment::now());
+        let is_live = args.follow && !is_over && log.is_live()?;
         while let Some(record) = log.next_record()? {
-            lines.write(&record)?;
+            for piece in window.pieces(&record) {
+                lines.write(&piece)?;
+            }
         }
         if !is_live {
             return Ok(());
@@ -92,11 +119,53 @@ fn show(args: &Args, log: &mut LogReader) -> Result<(), Problem> {
     }
 }
 
+/// The lines that are asked for, by the times at which they began.
+struct Window {
+    since: Duration,
+    until: Duration,
+    /// Of each stream, whether its current line is asked for; none between lines.
+    wants: [Option<bool>; 2],
+}
+
+impl Window {
+    fn new(since: Option<Duration>, until: Option<Duration>) -> Self {
+        Self {
+            since: since.unwrap_or(Duration::ZERO),
+            until: until.unwrap_or(Duration::MAX),
+            wants: [None; 2],
+        }
+    }
+
+    /// Returns those lines of a record, and pieces of lines, that are asked for.
+    fn pieces(&mut self, record: &LogRecord) -> Vec<LogRecord> {
+        let is_in_time = (self.since..=self.until).contains(&record.at);
+        let [out, err] = &mut self.wants;
+        let wants = match record.stream {
+            LogStream::Stdout => out,
+            LogStream::Stderr => err,
+        };
+        let lines = record.bytes.split_inclusive(|byte| *byte == b'\n');
+        let lines = lines.filter(|piece| {
+            let is_wanted = *wants.get_or_insert(is_in_time);
+            if piece.ends_with(b"\n") {
+                *wants = None;
+            }
+            is_wanted
+        });
+        let piece = |bytes: &[u8]| LogRecord {
+            bytes: bytes.to_vec(),
+            ..*record
+        };
+        lines.map(piece).collect()
+    }
+}
+
 /// Returns the last `tail` lines of the log so far, in the order of their ends: between the pieces
 /// of one stream's line, there may be pieces of the other stream's.
 fn last<E>(
     mut next: impl FnMut() -> Result<Option<LogRecord>, E>,
     tail: usize,
+    window: &mut Window,
 ) -> Result<Vec<LogRecord>, E> {
     let mut lines = VecDeque::new();
     let mut end = |line: &mut Vec<LogRecord>| {
@@ -111,12 +180,10 @@ fn last<E>(
             LogStream::Stdout => &mut out,
             LogStream::Stderr => &mut err,
         };
-        for piece in record.bytes.split_inclusive(|byte| *byte == b'\n') {
-            line.push(LogRecord {
-                bytes: piece.to_vec(),
-                ..record
-            });
-            if piece.ends_with(b"\n") {
+        for piece in window.pieces(&record) {
+            let is_end = piece.bytes.ends_with(b"\n");
+            line.push(piece);
+            if is_end {
                 end(line);
             }
         }
@@ -190,7 +257,7 @@ mod tests {
                 bytes: text.as_bytes().to_vec(),
             });
             let next = || Ok::<_, Infallible>(records.next());
-            let Ok(last) = last(next, count);
+            let Ok(last) = last(next, count, &mut Window::new(None, None));
             let text: Vec<u8> = last.into_iter().flat_map(|record| record.bytes).collect();
             String::from_utf8(text).unwrap()
         };
@@ -199,5 +266,33 @@ mod tests {
         assert_eq!(tail(2), "three\nunfinished");
         assert_eq!(tail(3), "two\nthree\nunfinished");
         assert_eq!(tail(9), "one\ntwo\nthree\nunfinished");
+    }
+
+    #[test]
+    fn lines_that_began_in_a_window_of_time_are_whole() {
+        use LogStream::{Stderr, Stdout};
+        let said = [
+            (1, Stdout, "one\ntw"),
+            (2, Stderr, "error\n"),
+            (3, Stdout, "o\nthree\nfo"),
+            (4, Stdout, "ur\nfive\n"),
+        ];
+        let shown = |since, until| {
+            let at = |seconds: Option<u64>| seconds.map(Duration::from_secs);
+            let mut window = Window::new(at(since), at(until));
+            let pieces = said.iter().flat_map(|(at, stream, text)| {
+                window.pieces(&LogRecord {
+                    stream: *stream,
+                    at: Duration::from_secs(*at),
+                    bytes: text.as_bytes().to_vec(),
+                })
+            });
+            let bytes = pieces.flat_map(|piece| piece.bytes).collect();
+            String::from_utf8(bytes).unwrap()
+        };
+        assert_eq!(shown(None, None), "one\ntwerror\no\nthree\nfour\nfive\n");
+        assert_eq!(shown(Some(3), None), "three\nfour\nfive\n");
+        assert_eq!(shown(None, Some(1)), "one\ntwo\n");
+        assert_eq!(shown(Some(2), Some(3)), "error\nthree\nfour\n");
     }
 }

@@ -15,7 +15,7 @@ use crate::{Outcome, bars, settings};
 /// Pull an image from a registry
 ///
 /// Layers in the store are not fetched again. Credentials are Docker's: those
-/// of `docker login`, credential helpers included.
+/// of `mica login` and `docker login`, credential helpers included.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Platform of the image [default: this machine's]

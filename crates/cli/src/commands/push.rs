@@ -11,8 +11,8 @@ use crate::{Outcome, bars, settings};
 /// Push an image to a registry
 ///
 /// Layers that the registry has are not sent; others are rebuilt from the store, with their
-/// original diff IDs. Credentials are Docker's: those of `docker login`,
-/// credential helpers included.
+/// original diff IDs. Credentials are those of `mica login`
+/// and `docker login`, credential helpers included.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Compression of layers that the registry lacks: gzip, zstd or none

@@ -4,11 +4,13 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::PathBuf;
 
+use micabox::Snapshot;
 use micabox_overlay::host::WholeFile;
 
 use super::notes;
 use crate::failure::Failure;
-use crate::output::{Table, ago, print, print_json, size};
+use crate::output::{ago, print, print_json, rfc3339, size};
+use crate::template::{self, Fields, Row, Template};
 use crate::{Outcome, settings};
 
 /// Copies of sandboxes' disks, or of running sandboxes, to start others from with `mica run
@@ -39,6 +41,11 @@ enum Action {
     },
     /// List snapshots
     Ls {
+        /// Print only names
+        #[arg(short, long, conflicts_with_all = ["json", "format"])]
+        quiet: bool,
+        #[arg(long, value_name = "FORMAT", conflicts_with = "json", help = template::HELP)]
+        format: Option<String>,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -71,6 +78,38 @@ enum Action {
     },
 }
 
+const FIELDS: Fields = &[
+    ("Name", "NAME"),
+    ("Image", "IMAGE"),
+    ("Sandbox", "SANDBOX"),
+    ("Disk", ">DISK"),
+    ("Memory", ">MEMORY"),
+    ("CreatedSince", "CREATED"),
+    ("CreatedAt", "CREATED AT"),
+];
+
+impl Row for Snapshot {
+    fn field(&self, name: &str) -> String {
+        let bytes = |bytes| match bytes {
+            0 => "-".to_owned(),
+            bytes => size(bytes),
+        };
+        match name {
+            "Name" => self.name.clone(),
+            "Image" => self.base.to_string(),
+            "Sandbox" => self.sandbox.clone(),
+            "Disk" => bytes(self.size),
+            "Memory" => {
+                let machine = self.memory.as_ref();
+                bytes(machine.map_or(0, |machine| u64::from(machine.memory_mib) << 20))
+            }
+            "CreatedSince" => ago(self.created),
+            "CreatedAt" => rfc3339(self.created.try_into().unwrap_or(0)),
+            _ => String::new(),
+        }
+    }
+}
+
 /// Runs a subcommand.
 pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&settings::store()?)?;
@@ -90,30 +129,22 @@ pub fn execute(args: &Args) -> Outcome {
             print(&format!("{}\n", snapshot.name))?;
             Ok(0)
         }
-        Action::Ls { json: true } => {
+        Action::Ls { json: true, .. } => {
             print_json(&sandboxes.snapshots()?)?;
             Ok(0)
         }
-        Action::Ls { json: false } => {
-            let mut table =
-                Table::new(&["NAME", "IMAGE", "SANDBOX", ">DISK", ">MEMORY", "CREATED"]);
-            for snapshot in sandboxes.snapshots()? {
-                table.row([
-                    snapshot.name,
-                    snapshot.base.to_string(),
-                    snapshot.sandbox,
-                    match snapshot.size {
-                        0 => "-".to_owned(),
-                        bytes => size(bytes),
-                    },
-                    match snapshot.memory {
-                        None => "-".to_owned(),
-                        Some(machine) => size(u64::from(machine.memory_mib) << 20),
-                    },
-                    ago(snapshot.created),
-                ]);
-            }
-            print(&table.render())?;
+        Action::Ls { quiet, format, .. } => {
+            let snapshots = sandboxes.snapshots()?;
+            let format = if *quiet {
+                Some("{{.Name}}")
+            } else {
+                format.as_deref()
+            };
+            let table = "table {{.Name}}\t{{.Image}}\t{{.Sandbox}}\t{{.Disk}}\t{{.Memory}}\t{{.CreatedSince}}";
+            let template = Template::wanted(format, FIELDS)?;
+            template
+                .map_or_else(|| Template::parse(table, FIELDS), Ok)?
+                .print(&snapshots)?;
             Ok(0)
         }
         Action::Export { name, file } => {

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::failure::{Failure, print_all};
 use crate::output::{Table, print, print_json_line, raw, size, stdout_is_terminal, write_stdout};
+use crate::template::{self, Fields, Row, Template};
 use crate::{Outcome, settings};
 
 /// Time between two looks.
@@ -25,6 +26,9 @@ pub struct Args {
     /// Show them once
     #[arg(long)]
     no_stream: bool,
+
+    #[arg(long, value_name = "FORMAT", conflicts_with = "json", help = template::HELP)]
+    format: Option<String>,
 
     /// Print a JSON array a look, each on a line
     #[arg(long)]
@@ -59,6 +63,7 @@ struct Json<'a> {
 
 /// Shows what sandboxes use.
 pub fn execute(args: &Args) -> Outcome {
+    let template = Template::wanted(args.format.as_deref(), FIELDS)?;
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     // What is named must run.
     let look = || -> Result<Vec<Look>, Failure> {
@@ -93,7 +98,10 @@ pub fn execute(args: &Args) -> Outcome {
             if !args.no_stream && stdout_is_terminal() {
                 write_stdout(HOME)?;
             }
-            print(&args.table(&used))?;
+            match &template {
+                Some(template) => template.print(&args.rows(&used))?,
+                None => print(&args.table(&used))?,
+            }
         }
         if args.no_stream || raw::is_stdout_closed() {
             return Ok(0);
@@ -113,6 +121,23 @@ impl Args {
         running(sandboxes)
     }
 
+    fn id(&self, record: &Record) -> String {
+        if self.no_trunc {
+            record.id.clone()
+        } else {
+            record.short_id().to_owned()
+        }
+    }
+
+    fn rows<'a>(&self, used: &[(&'a Look, f64)]) -> Vec<Used<'a>> {
+        let rows = used.iter().map(|(look, percent)| Used {
+            id: self.id(&look.record),
+            look,
+            percent: *percent,
+        });
+        rows.collect()
+    }
+
     fn table(&self, used: &[(&Look, f64)]) -> String {
         let mut table = Table::new(&[
             "ID",
@@ -124,18 +149,9 @@ impl Args {
             "NET IN / OUT",
             "DISK READ / WRITTEN",
         ]);
-        let pair = |a: Option<u64>, b: Option<u64>| match a.zip(b) {
-            Some((a, b)) => format!("{} / {}", size(a), size(b)),
-            None => "-".to_owned(),
-        };
         for (Look { record, stats, .. }, percent) in used {
-            let id = if self.no_trunc {
-                &record.id
-            } else {
-                record.short_id()
-            };
             table.row([
-                id.to_owned(),
+                self.id(record),
                 record.name.clone(),
                 format!("{percent:.1} %"),
                 size(stats.own_memory),
@@ -146,6 +162,50 @@ impl Args {
             ]);
         }
         table.render()
+    }
+}
+
+/// Docker's fields, those that a sandbox has.
+const FIELDS: Fields = &[
+    ("ID", "ID"),
+    ("Container", "CONTAINER"),
+    ("Name", "NAME"),
+    ("CPUPerc", ">CPU"),
+    ("MemUsage", "MEMORY / LIMIT"),
+    ("NetIO", "NET IN / OUT"),
+    ("BlockIO", "DISK READ / WRITTEN"),
+];
+
+/// A row of the list.
+struct Used<'a> {
+    id: String,
+    look: &'a Look,
+    percent: f64,
+}
+
+impl Row for Used<'_> {
+    fn field(&self, name: &str) -> String {
+        let Look { record, stats, .. } = self.look;
+        match name {
+            "ID" | "Container" => self.id.clone(),
+            "Name" => record.name.clone(),
+            "CPUPerc" => format!("{:.2}%", self.percent),
+            "MemUsage" => pair(
+                Some(stats.own_memory),
+                Some(u64::from(record.memory_mib) << 20),
+            ),
+            "NetIO" => pair(stats.network_received, stats.network_sent),
+            "BlockIO" => pair(stats.disk_read, stats.disk_written),
+            _ => String::new(),
+        }
+    }
+}
+
+/// Formats what came and what went, if both are known.
+fn pair(a: Option<u64>, b: Option<u64>) -> String {
+    match a.zip(b) {
+        Some((a, b)) => format!("{} / {}", size(a), size(b)),
+        None => "-".to_owned(),
     }
 }
 

@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::ext4::size as parse_size;
 use crate::failure::Failure;
-use crate::output::{Table, ago, print, print_json, size};
+use crate::output::{Table, ago, print, print_json, rfc3339, size};
+use crate::template::{self, Fields, Row, Template, labels};
 use crate::{Outcome, settings};
 
 /// Disks with names, which outlive the sandboxes that use them: `mica run -v NAME:/PATH`
@@ -36,8 +37,10 @@ enum Action {
     /// List volumes
     Ls {
         /// Print only names
-        #[arg(short, long, conflicts_with = "json")]
+        #[arg(short, long, conflicts_with_all = ["json", "format"])]
         quiet: bool,
+        #[arg(long, value_name = "FORMAT", conflicts_with = "json", help = template::HELP)]
+        format: Option<String>,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -88,6 +91,39 @@ struct Shown {
     sandboxes: Vec<String>,
 }
 
+/// Docker's fields, and those that only such a volume has.
+const FIELDS: Fields = &[
+    ("Name", "NAME"),
+    ("Driver", "DRIVER"),
+    ("Scope", "SCOPE"),
+    ("Mountpoint", "MOUNTPOINT"),
+    ("Labels", "LABELS"),
+    ("Size", "SIZE"),
+    ("Allocated", "ALLOCATED"),
+    ("Links", "LINKS"),
+    ("CreatedAt", "CREATED AT"),
+];
+
+impl Row for Shown {
+    fn field(&self, name: &str) -> String {
+        match name {
+            "Name" => self.volume.name.clone(),
+            "Driver" | "Scope" => "local".into(),
+            "Mountpoint" => self.disk.clone(),
+            "Labels" => labels(&self.volume.labels),
+            "Size" => size(self.size),
+            "Allocated" => size(self.allocated),
+            "Links" => self.sandboxes.len().to_string(),
+            "CreatedAt" => rfc3339(self.volume.created.try_into().unwrap_or(0)),
+            _ => String::new(),
+        }
+    }
+
+    fn label(&self, name: &str) -> String {
+        self.volume.labels.get(name).cloned().unwrap_or_default()
+    }
+}
+
 impl Shown {
     fn of(sandboxes: &Sandboxes, volume: Volume) -> Result<Self, Failure> {
         let (size, allocated) = volume.size()?;
@@ -126,9 +162,14 @@ pub fn execute(args: &Args) -> Outcome {
             print_json(&Shown::all(&sandboxes)?)?;
             Ok(0)
         }
-        Action::Ls { .. } => {
+        Action::Ls { format, .. } => {
+            let volumes = Shown::all(&sandboxes)?;
+            if let Some(template) = Template::wanted(format.as_deref(), FIELDS)? {
+                template.print(&volumes)?;
+                return Ok(0);
+            }
             let mut table = Table::new(&["NAME", ">SIZE", ">ALLOCATED", "SANDBOXES", "CREATED"]);
-            for shown in Shown::all(&sandboxes)? {
+            for shown in volumes {
                 let users = shown.sandboxes.join(", ");
                 table.row([
                     shown.volume.name,

@@ -7,7 +7,7 @@ use micabox::{Record, Status};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::{Table, ago, print, print_json, write_stderr, write_stdout};
+use crate::output::{Table, ago, print, print_json, write_stderr};
 use crate::template::Template;
 use crate::{Outcome, settings};
 use filter::Filters;
@@ -57,9 +57,7 @@ pub struct Args {
 
 /// Lists sandboxes.
 pub fn execute(args: &Args) -> Outcome {
-    let template = args.format.as_deref();
-    let template = template.map(|text| Template::parse(text, FIELDS));
-    let template = template.transpose()?.filter(|format| !format.is_default());
+    let template = Template::wanted(args.format.as_deref(), FIELDS)?;
     let filters = Filters::parse(&args.filters)?;
     let store = settings::store()?;
     let sandboxes = settings::sandboxes(&store)?;
@@ -92,7 +90,7 @@ pub fn execute(args: &Args) -> Outcome {
                 store: store.root(),
             })
             .collect();
-        write_stdout(template.render(&rows).as_bytes())?;
+        template.print(&rows)?;
     } else {
         print(&args.table(&records))?;
     }
@@ -132,12 +130,7 @@ impl Args {
                 record.base.to_string(),
                 command(record, self.no_trunc),
                 ago(record.created),
-                match &record.status {
-                    Status::Exited { code, at, .. } => format!("exited ({code}) {}", ago(*at)),
-                    Status::Running { since } => format!("up since {}", ago(*since)),
-                    Status::Paused { since } => format!("up since {} (paused)", ago(*since)),
-                    status => state(status).to_owned(),
-                },
+                row::status(&record.status),
             ]);
         }
         table.render()

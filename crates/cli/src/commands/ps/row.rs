@@ -7,7 +7,7 @@ use std::path::Path;
 use micabox::{Record, Status};
 
 use crate::output::{ago, rfc3339, since, size, span};
-use crate::template::{Fields, Row};
+use crate::template::{Fields, Row, labels};
 
 /// Docker's fields, those that a sandbox has.
 pub const FIELDS: Fields = &[
@@ -48,13 +48,7 @@ impl Row for Ps<'_> {
             "Status" => status(&record.status),
             "Ports" => ports(record),
             "Size" => size(on_disk(&self.store.join("sandboxes").join(&record.id))),
-            "Labels" => {
-                let labels = record.labels.iter();
-                let labels: Vec<_> = labels
-                    .map(|(name, value)| format!("{name}={value}"))
-                    .collect();
-                labels.join(",")
-            }
+            "Labels" => labels(&record.labels),
             _ => String::new(),
         }
     }
@@ -65,7 +59,7 @@ impl Row for Ps<'_> {
 }
 
 /// Formats a status in Docker's words.
-fn status(status: &Status) -> String {
+pub fn status(status: &Status) -> String {
     match status {
         Status::Created => "Created".into(),
         Status::Starting => "Starting".into(),

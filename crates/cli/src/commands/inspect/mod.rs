@@ -1,0 +1,152 @@
+//! `mica inspect`
+
+mod docker;
+
+use micabox::{ErrorKind, SandboxRef, Sandboxes};
+use micabox_image::store::{self, Image};
+use micabox_image::{Digest, Store};
+use serde_json::{Value, json};
+
+use crate::document::Document;
+use crate::failure::{Failure, print_all};
+use crate::output::{print_json, write_stdout};
+use crate::{Outcome, settings};
+
+/// Show everything about images or sandboxes, as JSON
+///
+/// With --type or --format the documents are Docker's, for scripts and tools that read those.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Accepted like elsewhere; the output is always JSON
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
+
+    /// What the names are of
+    #[arg(long = "type", value_name = "TYPE")]
+    of: Option<Type>,
+
+    /// Print what a template says, for each name [{{.State.Status}}, {{json .Config}}]
+    #[arg(short, long, value_name = "FORMAT")]
+    format: Option<String>,
+
+    /// Accepted as with Docker: a sandbox's size is not among its fields
+    #[arg(short, long, hide = true)]
+    size: bool,
+
+    /// Names, digests or IDs; a sandbox takes precedence over an image
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+}
+
+/// What can be inspected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Type {
+    Image,
+    #[value(alias = "sandbox")]
+    Container,
+}
+
+/// Shows images and sandboxes.
+pub fn execute(args: &Args) -> Outcome {
+    let format = args.format.as_deref().map(Document::parse).transpose()?;
+    let is_dockers = format.is_some() || args.of.is_some();
+    let store = settings::store()?;
+    let sandboxes = settings::sandboxes(&store)?;
+    let (mut all, mut failures) = (Vec::new(), Vec::new());
+    for name in &args.names {
+        match args.find(&store, &sandboxes, name) {
+            Ok(Found::Sandbox(sandbox)) if is_dockers => {
+                all.push(docker::sandbox(sandbox.record()));
+            }
+            Ok(Found::Sandbox(sandbox)) => all.push(json!({"sandbox": sandbox.record()})),
+            Ok(Found::Image(image)) if is_dockers => {
+                let config = document(store.config(&image.manifest_digest)?)?;
+                let names = names(&store, &image.manifest_digest)?;
+                all.push(docker::image(&image, &names, &config));
+            }
+            Ok(Found::Image(found)) => all.push(image(&store, &found)?),
+            // As with Docker, others are shown all the same.
+            Err(failure) if is_dockers => failures.push(failure),
+            Err(failure) => return Err(failure),
+        }
+    }
+    match format {
+        Some(format) => {
+            for document in &all {
+                write_stdout(format.render(document)?.as_bytes())?;
+            }
+        }
+        None => print_json(&all)?,
+    }
+    print_all(&failures);
+    Ok(u8::from(!failures.is_empty()))
+}
+
+/// What has a name.
+enum Found {
+    Sandbox(Box<SandboxRef>),
+    Image(Box<Image>),
+}
+
+impl Args {
+    fn find(&self, store: &Store, sandboxes: &Sandboxes, name: &str) -> Result<Found, Failure> {
+        if self.of != Some(Type::Image) {
+            match sandboxes.get(name) {
+                Ok(sandbox) => return Ok(Found::Sandbox(Box::new(sandbox))),
+                Err(micabox::Error::NoSuchSandbox(_)) if self.of.is_none() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let image = store.image(name).map_err(|error| match error {
+            store::Error::NoImage { .. } if self.of.is_none() => Failure::of_kind(
+                ErrorKind::NotFound,
+                format!("no sandbox and no image is called {name}"),
+            )
+            .hint("`mica images` and `mica ps -a` list them"),
+            error => error.into(),
+        })?;
+        Ok(Found::Image(Box::new(image)))
+    }
+}
+
+fn document(bytes: Vec<u8>) -> Result<Value, Failure> {
+    serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::of(&error).context("reading the image's documents"))
+}
+
+fn image(store: &Store, image: &Image) -> Result<Value, Failure> {
+    let references = names(store, &image.manifest_digest)?;
+    Ok(json!({"image": {
+        "references": references,
+        "manifest_digest": image.manifest_digest,
+        "config_digest": image.config_digest,
+        "manifest": document(store.manifest(&image.manifest_digest)?)?,
+        "config": document(store.config(&image.manifest_digest)?)?,
+        "fsmeta": {"path": image.fsmeta, "blocks": image.fsmeta_blocks},
+        "fixup": image.fixup.as_ref().map(|fixup| json!({
+            "path": fixup.path, "blocks": fixup.blocks,
+        })),
+        "disk": image.vmdk,
+        "trimmed": store.views(&image.manifest_digest)?,
+        "layers": layers(image),
+    }}))
+}
+
+fn names(store: &Store, digest: &Digest) -> Result<Vec<String>, Failure> {
+    let images = store.images()?;
+    let image = images.iter().find(|image| image.manifest_digest == *digest);
+    let names = image.map(|image| image.references.iter().map(ToString::to_string).collect());
+    Ok(names.unwrap_or_default())
+}
+
+fn layers(image: &Image) -> Vec<Value> {
+    let layers = image.layers.iter().map(|layer| {
+        json!({
+            "diff_id": layer.diff_id,
+            "path": layer.path,
+            "blocks": layer.blocks,
+            "record": layer.record,
+        })
+    });
+    layers.collect()
+}
