@@ -244,7 +244,7 @@ def a_machine_that_is_taken_over(world):
     world.start("run", "--rm", "box", "sleep", "60")
     wait_until("the machine runs", lambda: machine_processes(world), BOOT)
     # Until it is in its jail: before that it runs nothing of the guest's.
-    wait_until("the sandbox runs", lambda: "up since" in world.mica("ps").text, BOOT)
+    wait_until("the sandbox runs", lambda: "Up " in world.mica("ps").text, BOOT)
     jailed = 0
     for pid in machine_processes(world):
         place = Path(f"/proc/{pid}")
@@ -285,7 +285,7 @@ def a_neighbour_at_a_published_port(world):
     port = free.getsockname()[1]
     free.close()
     world.start("run", "--rm", "-p", f"{port}:80", "box", "sleep", "60")
-    wait_until("the sandbox runs", lambda: "up since" in world.mica("ps").text, BOOT)
+    wait_until("the sandbox runs", lambda: "Up " in world.mica("ps").text, BOOT)
     for address in own_addresses():
         if address.startswith("127."):
             continue
