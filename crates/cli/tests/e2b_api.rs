@@ -131,6 +131,10 @@ fn what_a_request_has_and_is_not_known_is_refused_by_its_name() {
         let (status, said) = server.api(&format!("GET {path}?noSuchName=1"), &json!({}));
         refused.push((path.to_owned(), status, said, "noSuchName"));
     }
+    for line in [format!("DELETE {}", of("")), "GET /v2/sandboxes".to_owned()] {
+        let (status, said) = server.api(&line, &json!({"noSuchField": 1}));
+        refused.push((line, status, said, "noSuchField"));
+    }
     for (path, name) in [
         ("/v2/sandboxes?order=up", "order"),
         ("/v2/sandboxes?state=dead", "dead"),
@@ -229,6 +233,22 @@ fn a_create_whose_client_has_gone_stops_its_pull() {
     // There is no other attempt, and no sandbox.
     assert_eq!(server.api("GET /v2/sandboxes", &json!({})).1, json!([]));
     assert_eq!(home.sandboxes(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_template_that_can_not_be_pulled_is_one_that_is_not_there() {
+    let home = Home::new();
+    let server = Server::new(&home, &["--with=backend=host"]);
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap();
+    let template = format!("{}/some/image:1", closed.local_addr().unwrap());
+    drop(closed);
+    let new = json!({"templateID": template});
+    let (status, said) = server.api("POST /v2/sandboxes", &new);
+    assert_eq!(status, 404, "{said}");
+    assert!(
+        said["message"].as_str().unwrap().contains(&template),
+        "{said}"
+    );
 }
 
 #[test]

@@ -60,6 +60,8 @@ impl Source {
     pub fn find(server: &Server, all: &Sandboxes, template: &str) -> Self {
         let named = server.templates.named(template);
         let snapshot = match named {
+            // No client's snapshot takes the place of an image that the server's user has named.
+            Some(name) if all.store().image(name).is_ok() => None,
             Some(name) => all.snapshot(name).ok(),
             None => saved::find(all, template),
         };

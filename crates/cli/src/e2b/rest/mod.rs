@@ -15,8 +15,10 @@ mod view;
 
 use std::sync::Arc;
 
+use hyper::Method;
 use hyper::http::request::Parts;
 use percent_encoding::percent_decode_str;
+use serde::Deserialize;
 
 use super::Server;
 use super::delivery::Client;
@@ -49,53 +51,75 @@ async fn call(server: Arc<Server>, head: Parts, body: Incoming, client: Client) 
     {
         path.remove(0);
     }
-    let has_query = matches!(
-        (head.method.as_str(), path.as_slice()),
-        (
-            "GET",
-            ["sandboxes" | "snapshots" | "templates"] | ["sandboxes", .., "metrics"]
-        )
-    );
-    if !has_query {
-        Query::of(&head.uri, &[])?;
-    }
-    match (head.method.as_str(), path.as_slice()) {
-        ("POST", ["sandboxes"]) => {
-            create::create(&server, &head.headers, read(body).await?, client).await
+    match &head.method {
+        &Method::POST => {
+            Query::of(&head.uri, &[])?;
+            change(&server, &path, &head, body, client).await
         }
-        ("GET", ["sandboxes"]) => list::list(&server, &head.uri).await,
-        ("GET", ["sandboxes", "metrics"]) => metrics::of_many(&server, &head.uri).await,
+        &Method::GET | &Method::DELETE => {
+            let Nothing {} = read(body).await?;
+            look(&server, &path, &head).await
+        }
+        _ => Err(unknown(&head, &path)),
+    }
+}
+
+/// The body of a request that needs none.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+/// Answers a request with a body.
+async fn change(
+    server: &Arc<Server>,
+    path: &[&str],
+    head: &Parts,
+    body: Incoming,
+    client: Client,
+) -> Answer {
+    match path {
+        ["sandboxes"] => create::create(server, &head.headers, read(body).await?, client).await,
+        ["sandboxes", id, "timeout"] => lifecycle::timeout(server, id, read(body).await?).await,
+        ["sandboxes", id, "refreshes"] => lifecycle::refresh(server, id, read(body).await?).await,
+        ["sandboxes", id, "pause"] => lifecycle::pause(server, id, read(body).await?).await,
+        ["sandboxes", id, "connect" | "resume"] => {
+            lifecycle::connect(server, id, read(body).await?).await
+        }
+        ["sandboxes", id, "fork"] => fork::fork(server, id, read(body).await?).await,
+        ["sandboxes", id, "snapshots"] => snapshots::create(server, id, read(body).await?).await,
+        _ => Err(unknown(head, path)),
+    }
+}
+
+/// Answers a request without one.
+async fn look(server: &Arc<Server>, path: &[&str], head: &Parts) -> Answer {
+    let uri = &head.uri;
+    match (head.method.as_str(), path) {
+        ("GET", ["sandboxes"]) => return list::list(server, uri).await,
+        ("GET", ["sandboxes", "metrics"]) => return metrics::of_many(server, uri).await,
+        ("GET", ["sandboxes", id, "metrics"]) => return metrics::of_one(server, id, uri).await,
+        ("GET", ["snapshots"]) => return snapshots::list(server, uri).await,
+        ("GET", ["templates"]) => return templates::list(server, uri).await,
+        _ => Query::of(uri, &[])?,
+    };
+    match (head.method.as_str(), path) {
         ("GET", ["sandboxes", id]) => {
-            let served = server.found(id).await?;
+            let (server, served) = (Arc::clone(server), server.found(id).await?);
             blocking(move || Ok(view::detail(&server, &served))).await
         }
-        ("DELETE", ["sandboxes", id]) => lifecycle::kill(&server, id).await,
-        ("POST", ["sandboxes", id, "timeout"]) => {
-            lifecycle::timeout(&server, id, read(body).await?).await
-        }
-        ("POST", ["sandboxes", id, "refreshes"]) => {
-            lifecycle::refresh(&server, id, read(body).await?).await
-        }
-        ("POST", ["sandboxes", id, "pause"]) => {
-            lifecycle::pause(&server, id, read(body).await?).await
-        }
-        ("POST", ["sandboxes", id, "connect" | "resume"]) => {
-            lifecycle::connect(&server, id, read(body).await?).await
-        }
-        ("POST", ["sandboxes", id, "fork"]) => fork::fork(&server, id, read(body).await?).await,
-        ("POST", ["sandboxes", id, "snapshots"]) => {
-            snapshots::create(&server, id, read(body).await?).await
-        }
-        ("GET", ["sandboxes", id, "metrics"]) => metrics::of_one(&server, id, &head.uri).await,
-        ("GET", ["snapshots"]) => snapshots::list(&server, &head.uri).await,
-        ("GET", ["templates"]) => templates::list(&server, &head.uri).await,
-        ("GET", ["templates", "aliases", name]) => templates::find(&server, name).await,
-        ("DELETE", ["templates", name]) => snapshots::remove(&server, name).await,
-        (method, path) => Err(Problem::unsupported(format!(
-            "this server does not do {method} /{}",
-            path.join("/")
-        ))),
+        ("DELETE", ["sandboxes", id]) => lifecycle::kill(server, id).await,
+        ("GET", ["templates", "aliases", name]) => templates::find(server, name).await,
+        ("DELETE", ["templates", name]) => snapshots::remove(server, name).await,
+        _ => Err(unknown(head, path)),
     }
+}
+
+fn unknown(head: &Parts, path: &[&str]) -> Problem {
+    Problem::unsupported(format!(
+        "this server does not do {} /{}",
+        head.method,
+        path.join("/")
+    ))
 }
 
 fn decoded(part: &str) -> Result<String, Problem> {

@@ -53,10 +53,11 @@ fn named(
     images: &[ImageSummary],
     snapshots: &[Snapshot],
 ) -> Option<Value> {
-    if let Some(snapshot) = snapshots.iter().find(|snapshot| snapshot.name == of) {
+    let Ok(image) = server.sandboxes.store().image(of) else {
+        let snapshot = snapshots.iter().find(|snapshot| snapshot.name == of)?;
         return Some(of_snapshot(server, name, snapshot));
-    }
-    let digest = server.sandboxes.store().image(of).ok()?.manifest_digest;
+    };
+    let digest = image.manifest_digest;
     let image = images
         .iter()
         .find(|image| image.manifest_digest == digest)?;
