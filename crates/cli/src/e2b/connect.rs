@@ -3,6 +3,7 @@
 //! A call with one reply is a request and a reply in JSON. In a stream, each message has five bytes before it: flags
 //! and a length, big endian. The last one has the flag [`END`], and says what went wrong.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -249,10 +250,14 @@ pub fn relay(
                 () = sleep(timing.keepalive.unwrap_or(FAR)) => Piece::Message(keepalive.clone()),
             };
             let (bytes, is_over) = match piece {
-                Piece::Message(bytes) => (bytes, false),
-                Piece::End(problem) => (end(problem.as_ref()), true),
+                Piece::Message(bytes) => (Ok(bytes), false),
+                // Clients look whether the sandbox is there when a stream breaks off.
+                Piece::End(Some(problem)) if problem.kind == Kind::Gone => {
+                    (Err(io::Error::other(problem.message)), true)
+                }
+                Piece::End(problem) => (Ok(end(problem.as_ref())), true),
             };
-            if pieces.send(Ok(bytes)).await.is_err() || is_over {
+            if pieces.send(bytes).await.is_err() || is_over {
                 return;
             }
         }

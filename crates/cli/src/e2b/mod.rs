@@ -29,6 +29,7 @@ mod token;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use micabox::Sandboxes;
 use serde_json::Value;
@@ -95,6 +96,8 @@ pub fn execute(args: Args) -> Outcome {
     let options = Options::new(args.with)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        // What a rush of requests has needed is not kept.
+        .thread_keep_alive(Duration::from_secs(1))
         .build()
         .map_err(|error| Failure::of(&error).context("starting the server"))?;
     let served = runtime.block_on(async {
