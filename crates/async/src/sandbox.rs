@@ -100,6 +100,14 @@ impl Sandbox {
     pub async fn connect(sandboxes: &Sandboxes, name_or_id: &str) -> Result<Self, Error> {
         let (all, name) = (sandboxes.clone(), name_or_id.to_owned());
         let found = blocking(move || all.get(&name)).await?;
+        Self::of(found).await
+    }
+
+    /// Connects to a sandbox that was found before.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`].
+    pub async fn of(found: SandboxRef) -> Result<Self, Error> {
         Ok(Self {
             link: Link::connect(found.path(), &found.record().name).await?,
             found,

@@ -112,11 +112,9 @@ const DESCRIPTORS: u64 = 4096;
 /// Exit code of a wrong command line, except for `run`.
 const EXIT_USAGE: u8 = 2;
 
-fn raise_descriptor_limit() {
+fn raise_descriptor_limit(wanted: u64) {
     let mut limit = getrlimit(Resource::Nofile);
-    let allowed = limit
-        .maximum
-        .map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
+    let allowed = limit.maximum.map_or(wanted, |most| most.min(wanted));
     if limit.current.is_some_and(|current| current < allowed) {
         limit.current = Some(allowed);
         // If that fails, fewer connections are possible.
@@ -184,7 +182,7 @@ pub fn definition() -> clap::Command {
 pub fn main() -> ExitCode {
     // Owners, machines and parsers are processes of this program, without mica's command line.
     micabox::run_if_worker_with(log::start_in_owner);
-    raise_descriptor_limit();
+    raise_descriptor_limit(DESCRIPTORS);
     report::end_with_server();
     let words = synonyms::resolve(std::env::args_os().collect());
     let command = words.get(1).cloned();
@@ -292,7 +290,7 @@ type Outcome = Result<u8, Failure>;
 /// Runs `mica-server`.
 pub fn server() -> ExitCode {
     micabox::run_if_worker_with(log::start_in_owner);
-    raise_descriptor_limit();
+    raise_descriptor_limit(DESCRIPTORS);
     let line = match server::Line::try_parse() {
         Ok(line) => line,
         Err(error) => return usage(&error, None),

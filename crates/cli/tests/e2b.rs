@@ -1,6 +1,12 @@
 //! `mica serve --e2b`: who may ask, what is not a request, and what needs no E2B's client to show. `scripts/test-e2b`
 //! runs these.
 
+#[path = "e2b/files.rs"]
+mod files;
+#[path = "e2b/interpreters.rs"]
+mod interpreters;
+#[path = "e2b/silence.rs"]
+mod silence;
 mod support;
 
 use std::io::{ErrorKind, Read};

@@ -221,6 +221,15 @@ fn files_of_a_running_sandbox_are_used_from_outside() {
     files.make_directory("/watched", false).unwrap();
     let mut watch = files.watch("/watched", true).unwrap();
     assert_eq!(watch.next_within(Duration::ZERO).unwrap(), None);
+    files.write("/watched/first", b"x").unwrap();
+    let so_far: Vec<_> = watch.so_far().unwrap();
+    let so_far: Vec<_> = so_far.iter().map(|event| event.change).collect();
+    let expected = [
+        FileChange::Created,
+        FileChange::Modified,
+        FileChange::Written,
+    ];
+    assert_eq!(so_far, expected);
     let mut until = |change, path: &str| {
         let found = watch.by_ref().map(Result::unwrap);
         let found = found

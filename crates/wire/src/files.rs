@@ -120,6 +120,12 @@ pub enum FileRequest {
         #[serde(with = "text")]
         path: Vec<u8>,
     },
+    /// Replies with [`FileReply::Target`]: the path without symbolic links that leads to the same file.
+    Resolve {
+        /// The file.
+        #[serde(with = "text")]
+        path: Vec<u8>,
+    },
     /// Sets what is given.
     Set {
         /// The file.
@@ -160,7 +166,8 @@ pub enum FileRequest {
         #[serde(with = "text")]
         path: Vec<u8>,
     },
-    /// Replies with a [`FileReply::Event`] for each change, until it is killed.
+    /// Replies with a [`FileReply::Event`] for each change, until it is killed; and with a
+    /// [`FileReply::Told`] for each byte of stdin, once all changes before it have been told.
     Watch {
         /// The file or directory.
         #[serde(with = "text")]
@@ -192,7 +199,7 @@ pub enum FileReply {
     Stat(FileStat),
     /// A file in a directory.
     Entry(FileEntry),
-    /// What a symbolic link says.
+    /// What a symbolic link says, or where it leads.
     Target {
         /// Its target.
         #[serde(with = "text")]
@@ -200,6 +207,8 @@ pub enum FileReply {
     },
     /// A change.
     Event(FileEvent),
+    /// All changes that came before a byte of stdin have been told.
+    Told,
     /// Why the operation failed, on stderr.
     Failed(FileFailed),
     /// Something that is not in an archive, or was not unpacked from it, on stderr.

@@ -3,21 +3,23 @@
 mod operation;
 mod replies;
 mod stream;
+mod watch;
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use micabox::{Attributes, DirectoryEntry, Error, Existing, FileEvent, FileStat, WriteOptions};
+use micabox::{Attributes, DirectoryEntry, Error, Existing, FileStat, WriteOptions};
 use micabox_wire::files::{FileReply, FileRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::link::Link;
 use operation::{Ends, Operation, bytes, from_bytes};
 
-pub use replies::{Entries, Replies, Watch};
+pub use replies::{Entries, Replies};
 pub use stream::{FileReader, FileWriter};
+pub use watch::Watch;
 
 /// How long the guest may be silent. It has nothing to say while it removes a large tree.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
@@ -257,11 +259,7 @@ impl Files {
             path: bytes(path),
             recursive,
         };
-        let operation = self.start("watching", path, &request, Ends::OUT).await?;
-        Watch::new(operation, |reply| match reply {
-            FileReply::Event(event) => FileEvent::new(event),
-            _ => Err(Error::BadReply),
-        })
+        Watch::new(self.start("watching", path, &request, Ends::BOTH).await?)
     }
 
     /// Makes a directory with mode 0755. With `parents`, missing parents are made too, and an
@@ -352,6 +350,19 @@ impl Files {
         let path = path.as_ref();
         let request = FileRequest::ReadLink { path: bytes(path) };
         match self.ask("reading the link", path, &request).await? {
+            FileReply::Target { target } => Ok(from_bytes(target)),
+            _ => Err(Error::BadReply),
+        }
+    }
+
+    /// Returns the path without symbolic links that leads to the same file.
+    ///
+    /// # Errors
+    /// As [`Files::read`].
+    pub async fn resolve(&self, path: impl AsRef<Path>) -> Result<PathBuf, Error> {
+        let path = path.as_ref();
+        let request = FileRequest::Resolve { path: bytes(path) };
+        match self.ask("following the links of", path, &request).await? {
             FileReply::Target { target } => Ok(from_bytes(target)),
             _ => Err(Error::BadReply),
         }

@@ -37,6 +37,10 @@ impl Ends {
         stdin: true,
         stdout: false,
     };
+    pub(super) const BOTH: Self = Self {
+        stdin: true,
+        stdout: true,
+    };
     pub(super) const OUT: Self = Self {
         stdin: false,
         stdout: true,

@@ -1,4 +1,4 @@
-//! Streams of an operation's replies: entries of a directory, changes of files.
+//! Streams of an operation's replies, such as the entries of a directory.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
-use micabox::{DirectoryEntry, Error, FileEvent};
+use micabox::{DirectoryEntry, Error};
 use micabox_wire::Decoder;
 use micabox_wire::files::FileReply;
 use tokio::io::{AsyncRead, ReadBuf};
@@ -19,10 +19,6 @@ const PIECE: usize = 16 << 10;
 
 /// The files in a directory, from [`Files::entries`](crate::Files::entries).
 pub type Entries = Replies<DirectoryEntry>;
-
-/// The changes of a file or directory, from [`Files::watch`](crate::Files::watch). Ends when what is
-/// watched is removed. Dropping it ends the watch.
-pub type Watch = Replies<FileEvent>;
 
 /// The replies of an operation on files, one by one. Nothing comes after an error.
 pub struct Replies<T> {

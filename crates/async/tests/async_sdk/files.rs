@@ -180,6 +180,14 @@ async fn a_watch_is_a_stream_of_changes() {
     next(&mut watch, FileChange::Created, "a").await;
     run(&sandbox, "echo x > /watched/a/file").await;
     next(&mut watch, FileChange::Written, "a/file").await;
+    // What has changed is told when it is asked for.
+    files.write("/watched/b", b"x").await.unwrap();
+    let so_far = watch.so_far().await.unwrap();
+    let written = so_far.last().unwrap();
+    assert_eq!(
+        (written.change, &*written.path),
+        (FileChange::Written, Path::new("b"))
+    );
     files.remove("/watched", true).await.unwrap();
     next(&mut watch, FileChange::Removed, "").await;
     assert!(watch.next().await.is_none());

@@ -3,6 +3,8 @@
 //! A call with one reply is a request and a reply in JSON. In a stream, each message has five bytes before it: flags
 //! and a length, big endian. The last one has the flag [`END`], and says what went wrong.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -16,6 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::http::{self, Answer, Body, Response, header};
 use super::incoming::Incoming;
+use super::places::SMALL;
 use super::problem::{Kind, Problem};
 
 /// The flag of a stream's end.
@@ -31,7 +34,7 @@ const FAR: Duration = Duration::from_secs(365 * 86_400);
 const MOST: usize = 8 << 20;
 
 /// The reply of a call.
-pub fn reply(answer: Result<Value, Problem>) -> Response {
+pub fn reply<T: Serialize>(answer: Result<T, Problem>) -> Response {
     match answer {
         Ok(value) => http::json(StatusCode::OK, &value),
         Err(problem) => {
@@ -42,15 +45,26 @@ pub fn reply(answer: Result<Value, Problem>) -> Response {
 }
 
 /// Answers a call with one reply, which `perform` makes of the request.
-pub async fn call<Ask: DeserializeOwned, Work: Future<Output = Result<Value, Problem>>>(
-    body: Incoming,
-    perform: impl FnOnce(Ask) -> Work,
-) -> Answer {
+pub async fn call<Ask, Done, Work>(body: Incoming, perform: impl FnOnce(Ask) -> Work) -> Answer
+where
+    Ask: DeserializeOwned,
+    Done: Serialize,
+    Work: Future<Output = Result<Done, Problem>>,
+{
+    answer(body, |ask| async move { Ok(reply(perform(ask).await)) }).await
+}
+
+/// The same with a reply that is made already.
+pub async fn answer<Ask, Work>(body: Incoming, perform: impl FnOnce(Ask) -> Work) -> Answer
+where
+    Ask: DeserializeOwned,
+    Work: Future<Output = Answer>,
+{
     let answer = match http::read(body).await {
         Ok(ask) => perform(ask).await,
         Err(problem) => Err(problem),
     };
-    Ok(reply(answer))
+    Ok(answer.unwrap_or_else(|problem| reply::<Value>(Err(problem))))
 }
 
 /// The reply of a call that streams its messages.
@@ -100,6 +114,8 @@ fn frame(flags: u8, message: &impl Serialize) -> Bytes {
 pub struct Messages {
     body: Incoming,
     bytes: BytesMut,
+    /// Bytes of a message that there is room for.
+    room: usize,
 }
 
 impl Messages {
@@ -107,6 +123,7 @@ impl Messages {
         Self {
             body,
             bytes: BytesMut::new(),
+            room: SMALL,
         }
     }
 
@@ -118,6 +135,12 @@ impl Messages {
                     Problem::invalid(format!("a message is not as expected: {error}"))
                 });
             }
+            let length = self.length()?;
+            if length > self.room {
+                let call = Arc::clone(self.body.call());
+                call.make_room(length * http::GROWTH).await?;
+                self.room = length;
+            }
             match self.body.frame().await {
                 None if self.bytes.is_empty() => return Ok(None),
                 None => return Err(Problem::invalid("the stream ends within a message")),
@@ -126,14 +149,20 @@ impl Messages {
                         self.bytes.extend_from_slice(&data);
                     }
                 }
-                Some(Err(error)) => return Err(Problem::invalid(error.to_string())),
+                Some(Err(error)) => return Err(http::broken(error)),
             }
         }
     }
 
-    fn take(&mut self) -> Result<Option<Bytes>, Problem> {
-        let Some((head, rest)) = self.bytes.split_first_chunk::<HEAD>() else {
-            return Ok(None);
+    /// Lets the client be silent between messages for as long as it likes.
+    pub fn be_patient(&mut self) {
+        self.body.set_patience(None);
+    }
+
+    /// Returns the length of the message that comes, as far as it is known.
+    fn length(&self) -> Result<usize, Problem> {
+        let Some(head) = self.bytes.first_chunk::<HEAD>() else {
+            return Ok(0);
         };
         let [flags, length @ ..] = *head;
         let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
@@ -143,7 +172,12 @@ impl Messages {
         if length > MOST {
             return Err(Problem::new(Kind::TooLarge, "a message is too large"));
         }
-        if rest.len() < length {
+        Ok(length)
+    }
+
+    fn take(&mut self) -> Result<Option<Bytes>, Problem> {
+        let length = self.length()?;
+        if self.bytes.len() < HEAD + length {
             return Ok(None);
         }
         self.bytes.advance(HEAD);
@@ -216,10 +250,14 @@ pub fn relay(
                 () = sleep(timing.keepalive.unwrap_or(FAR)) => Piece::Message(keepalive.clone()),
             };
             let (bytes, is_over) = match piece {
-                Piece::Message(bytes) => (bytes, false),
-                Piece::End(problem) => (end(problem.as_ref()), true),
+                Piece::Message(bytes) => (Ok(bytes), false),
+                // Clients look whether the sandbox is there when a stream breaks off.
+                Piece::End(Some(problem)) if problem.kind == Kind::Gone => {
+                    (Err(io::Error::other(problem.message)), true)
+                }
+                Piece::End(problem) => (Ok(end(problem.as_ref())), true),
             };
-            if pieces.send(Ok(bytes)).await.is_err() || is_over {
+            if pieces.send(bytes).await.is_err() || is_over {
                 return;
             }
         }
@@ -229,7 +267,6 @@ pub fn relay(
 
 /// Answers a call that there is not.
 pub fn unknown(path: &str) -> Answer {
-    Ok(reply(Err(Problem::unsupported(format!(
-        "there is no call {path}"
-    )))))
+    let problem = Problem::unsupported(format!("there is no call {path}"));
+    Ok(reply::<Value>(Err(problem)))
 }

@@ -32,7 +32,7 @@ pub fn json(
         made,
     };
     let body = delivery.map_err(|never| match never {});
-    let mut reply = hyper::Response::new(BodyExt::boxed(body));
+    let mut reply = hyper::Response::new(BodyExt::boxed_unsync(body));
     *reply.status_mut() = status;
     http::set_type(&mut reply, "application/json");
     reply

@@ -3,17 +3,20 @@
 //! [`route`] decides whom a request is for: the API ([`rest`]), or what E2B's clients expect at two ports of a
 //! sandbox ([`envd`], [`code`]), or a port of a program in it ([`ports`]). The sandboxes are detached ones, and what
 //! E2B has that mica has not is in a label of theirs ([`label`]): another server finds all of it. What blocks is
-//! done in a thread; the rest shares one.
+//! done in a thread; the rest shares one. How much of anything clients may use is in [`places`] and [`connections`].
 
 mod code;
 mod connect;
+mod connections;
 mod deadline;
 mod delivery;
 mod envd;
 mod http;
 mod incoming;
 mod label;
+mod list;
 mod options;
+mod places;
 mod ports;
 mod problem;
 mod rest;
@@ -26,10 +29,10 @@ mod token;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use micabox::Sandboxes;
 use serde_json::Value;
-use tokio::sync::Semaphore;
 
 use crate::failure::Failure;
 use crate::{Outcome, settings};
@@ -37,14 +40,15 @@ use code::Contexts;
 use deadline::Deadlines;
 use envd::{Processes, Watchers};
 use options::Options;
+use places::Bounds;
 use template::Templates;
 use token::Key;
 
 /// Where it listens unless told otherwise: where E2B's clients look for an API of this machine.
 const LISTEN: &str = "127.0.0.1:3000";
 
-/// Most connections to ports of sandboxes at a time.
-const PROXIED: usize = 512;
+/// The limit on descriptors, where this process may set it: connections, and pipes of commands.
+const DESCRIPTORS: u64 = 16 << 10;
 
 /// The flags beside `--e2b`.
 #[derive(Debug, clap::Args)]
@@ -79,19 +83,21 @@ struct Server {
     deadlines: Deadlines,
     /// Keys of requests for sandboxes that are under way.
     keys: rest::Keys,
-    /// Places for connections to ports.
-    proxied: Arc<Semaphore>,
+    bounds: Bounds,
 }
 
 /// Serves until a signal ends this process. The sandboxes go on.
 pub fn execute(args: Args) -> Outcome {
     micabox::fork_processes();
+    crate::raise_descriptor_limit(DESCRIPTORS);
     // A terminal's Ctrl-C is for this process alone: the sandboxes' owners are not of its group.
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     let key = Key::of(sandboxes.store().root())?;
     let options = Options::new(args.with)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        // What a rush of requests has needed is not kept.
+        .thread_keep_alive(Duration::from_secs(1))
         .build()
         .map_err(|error| Failure::of(&error).context("starting the server"))?;
     let served = runtime.block_on(async {
@@ -108,7 +114,7 @@ pub fn execute(args: Args) -> Outcome {
             contexts: Contexts::default(),
             deadlines: Deadlines::default(),
             keys: rest::Keys::default(),
-            proxied: Arc::new(Semaphore::new(PROXIED)),
+            bounds: Bounds::default(),
         };
         serve::serve(server, listener, address).await
     });

@@ -3,7 +3,10 @@
 //! A port need not be published: the sandbox's agent connects to it.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper::StatusCode;
@@ -12,12 +15,13 @@ use hyper_util::rt::TokioIo;
 use micabox::Handle;
 use rustix::process::Signal;
 use serde_json::json;
-use tokio::io::copy_bidirectional;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::Server;
 use super::envd::Running;
 use super::http::{self, Answer, Request, Response};
+use super::places::Place;
 use super::problem::Problem;
 use super::sandbox::Served;
 
@@ -29,6 +33,9 @@ const OURS: [&str; 4] = [
     "x-access-token",
 ];
 
+/// How long neither side may say anything.
+const SILENCE: Duration = Duration::from_secs(600);
+
 /// Passes a request on.
 pub async fn answer(
     server: Arc<Server>,
@@ -36,13 +43,8 @@ pub async fn answer(
     port: u16,
     mut request: Request,
 ) -> Answer {
-    let place = Arc::clone(&server.proxied).try_acquire_owned();
-    let place = place.map_err(|_| {
-        Problem::new(
-            super::problem::Kind::TooMany,
-            "this server has too many connections to ports already",
-        )
-    })?;
+    let place = server.bounds.ports.take(served.id())?;
+    request.body_mut().set_patience(Some(SILENCE));
     for name in OURS {
         request.headers_mut().remove(name);
     }
@@ -59,8 +61,8 @@ pub async fn answer(
     let Some(stdin) = running.stdin else {
         return Ok(closed());
     };
-    let pipes = TokioIo::new(tokio::io::join(running.stdout, stdin.pipe));
-    let Ok((mut sender, connection)) = http1::handshake(pipes).await else {
+    let pipes = Audible::new(tokio::io::join(running.stdout, stdin.pipe));
+    let Ok((mut sender, connection)) = http1::handshake(TokioIo::new(pipes)).await else {
         return Ok(closed());
     };
     let kept = Arc::new(Kept {
@@ -88,14 +90,14 @@ pub async fn answer(
     }
     Ok(reply.map(|body| {
         let body = body.map_err(io::Error::other);
-        BodyExt::boxed(body)
+        BodyExt::boxed_unsync(body)
     }))
 }
 
 /// A connection into a sandbox. It ends when this is dropped.
 struct Kept {
     handle: Handle,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Drop for Kept {
@@ -113,6 +115,65 @@ pub fn forbidden(id: &str, port: u16) -> Response {
         "code": 403,
     });
     http::json(StatusCode::FORBIDDEN, &body)
+}
+
+/// A connection's bytes. Silence in both directions ends it.
+struct Audible<T> {
+    bytes: T,
+    silent: Pin<Box<Sleep>>,
+}
+
+impl<T> Audible<T> {
+    fn new(bytes: T) -> Self {
+        Self {
+            bytes,
+            silent: Box::pin(sleep(SILENCE)),
+        }
+    }
+
+    /// Returns what became of a read or write, unless nothing has passed for too long.
+    fn heard<R>(
+        &mut self,
+        context: &mut Context<'_>,
+        passed: Poll<io::Result<R>>,
+    ) -> Poll<io::Result<R>> {
+        if passed.is_ready() {
+            self.silent.as_mut().reset(Instant::now() + SILENCE);
+            return passed;
+        }
+        ready!(self.silent.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Audible<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.bytes).poll_read(context, buffer);
+        self.heard(context, read)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Audible<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.bytes).poll_write(context, data);
+        self.heard(context, written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.bytes).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.bytes).poll_shutdown(context)
+    }
 }
 
 /// What E2B says of a port at which nothing listens.

@@ -14,6 +14,7 @@ use hyper::{Method, StatusCode};
 
 use super::Server;
 use super::http::{self, Answer, Request, Response, blocking, header, query};
+use super::places::Account;
 use super::problem::{Kind, Problem};
 use super::sandbox::{self, is_id};
 use super::token::{Signature, Signed, matches};
@@ -112,6 +113,7 @@ async fn api(server: Arc<Server>, request: Request) -> Answer {
         ));
     }
     let (head, body) = request.into_parts();
+    body.call().let_in();
     // A client that disconnects stops no change half-way. What waits for it knows that it is gone.
     let (_here, client) = delivery::watch();
     let answered = tokio::spawn(rest::answer(server, head, body, client)).await;
@@ -146,12 +148,22 @@ async fn at(server: Arc<Server>, place: Place, request: Request) -> Answer {
         port => return Ok(ports::forbidden(&id, port)),
     };
     may?;
+    let_in(&server, &id, &request)?;
     let served = server.awake(&id).await?;
     match port {
         ENVD => envd::answer(server, served, request).await,
         CODE => code::answer(server, served, request).await,
         port => ports::answer(server, served, port, request).await,
     }
+}
+
+/// Notes that a request may be made, which takes one of the sandbox's places until its reply is sent.
+fn let_in(server: &Server, id: &str, request: &Request) -> Result<(), Problem> {
+    let call = request.body().call();
+    call.keep(server.bounds.requests.take(id)?);
+    call.charge(Account::new(&server.bounds, id));
+    call.let_in();
+    Ok(())
 }
 
 /// A file's address that names no sandbox.
@@ -170,6 +182,7 @@ async fn signed(server: Arc<Server>, request: Request) -> Answer {
         Err(Problem::new(Kind::Unauthenticated, message))
     })
     .await?;
+    let_in(&server, served.id(), &request)?;
     let served = server.awake(served.id()).await?;
     envd::answer(server, served, request).await
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use micabox::{Record, SandboxRef, Sandboxes, Status};
 
 use super::Server;
-use super::http::blocking;
+use super::http::{blocking, thread};
 use super::label::Label;
 use super::problem::Problem;
 
@@ -34,6 +34,14 @@ impl Served {
 
     pub fn id(&self) -> &str {
         self.sandbox.id()
+    }
+
+    /// Connects to it, for what is done without threads.
+    pub async fn connect(&self) -> Result<micabox_async::Sandbox, Problem> {
+        let place = thread(self.id()).await?;
+        let connected = micabox_async::Sandbox::of(self.sandbox.clone()).await;
+        drop(place);
+        Ok(connected?)
     }
 
     pub fn is_paused(&self) -> bool {

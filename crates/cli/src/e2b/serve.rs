@@ -12,17 +12,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 
-use super::{Server, incoming, route};
+use super::connections::{Call, Connection, Connections, Patient};
+use super::{Server, http, incoming, route};
 use crate::failure::Failure;
 use crate::output::{print, write_stderr};
 
-/// Most connections at a time. A command that is watched has one.
-const CONNECTIONS: usize = 1024;
-
-/// How long a client may take for the head of a request.
+/// How long a client may take for the head of a request; also how long it may wait before the next one.
 const HEAD: Duration = Duration::from_secs(30);
 
 /// Most bytes of the head of a request, and most headers.
@@ -58,49 +55,55 @@ pub async fn serve(
     ))?;
     let server = Arc::new(server);
     let deadlines = tokio::spawn(Arc::clone(&server).attend());
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let connections = Arc::new(Connections::default());
     loop {
-        let place = Arc::clone(&places).acquire_owned();
         let accepted = tokio::select! {
-            accepted = async { (place.await, listener.accept().await) } => accepted,
+            accepted = async { connections.room().await; listener.accept().await } => accepted,
             _ = end.read_u8() => break,
         };
-        let (place, stream) = match accepted {
-            (Ok(place), Ok((stream, _))) => (place, stream),
-            (_, Err(error)) if is_passing(&error) => {
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) if is_passing(&error) => {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
-            (_, Err(error)) => return Err(failed(error).context("accepting connections")),
-            (Err(_), _) => break,
+            Err(error) => return Err(failed(error).context("accepting connections")),
         };
         let _ = stream.set_nodelay(true);
-        let server = Arc::clone(&server);
-        tokio::spawn(async move {
-            let service = service_fn(move |request| {
-                let server = Arc::clone(&server);
-                async move {
-                    let (request, rest) = incoming::split(request);
-                    let reply = route::answer(server, request).await;
-                    rest.receive().await;
-                    Ok::<_, Infallible>(reply)
-                }
-            });
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD)
-                .max_buf_size(HEAD_BYTES)
-                .max_headers(HEADERS)
-                .max_header_size(HEAD_BYTES)
-                .serve_connection(TokioIo::new(stream), service)
-                .with_upgrades();
-            // The client has its own idea of what went wrong.
-            let _ = connection.await;
-            drop(place);
-        });
+        if let Some(connection) = connections.enter(address.ip()) {
+            tokio::spawn(attend(Arc::clone(&server), stream, Arc::new(connection)));
+        }
     }
     deadlines.abort();
     Ok(())
+}
+
+/// Answers a client's requests until it leaves, or its place is needed by another.
+async fn attend(server: Arc<Server>, stream: TcpStream, place: Arc<Connection>) {
+    let of = Arc::clone(&place);
+    let service = service_fn(move |request| {
+        let server = Arc::clone(&server);
+        let call = Arc::new(Call::new(&of));
+        async move {
+            let (request, rest) = incoming::split(request, Arc::clone(&call));
+            let reply = route::answer(server, request).await;
+            rest.receive().await;
+            Ok::<_, Infallible>(reply.map(|body| http::holding(body, call)))
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(HEAD_BYTES)
+        .max_headers(HEADERS)
+        .max_header_size(HEAD_BYTES)
+        .serve_connection(TokioIo::new(Patient::new(stream)), service)
+        .with_upgrades();
+    tokio::select! {
+        // The client has its own idea of what went wrong.
+        _ = connection => {}
+        () = place.given_up() => {}
+    }
 }
 
 /// Returns a socket that has a byte when a signal asks this process to end.

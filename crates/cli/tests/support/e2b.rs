@@ -72,7 +72,7 @@ impl Server {
         self.process.wait().unwrap()
     }
 
-    /// Connects to it.
+    /// Connects, without a word.
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -134,6 +134,31 @@ impl Server {
         (status, body.json())
     }
 
+    /// Makes a call with one reply for a sandbox's files.
+    pub fn files(&self, made: &Made, call: &str, body: &Value) -> (u16, Value) {
+        let headers = made.headers("application/json");
+        let line = format!("POST /filesystem.Filesystem/{call}");
+        let (status, body) = self.ask(&line, &headers, body.to_string().as_bytes());
+        (status, body.json())
+    }
+
+    /// Writes a file.
+    pub fn upload(&self, made: &Made, path: &str, contents: &[u8]) -> u16 {
+        let headers = made.headers("application/octet-stream");
+        let line = format!("POST /files?path={path}");
+        self.ask(&line, &headers, contents).0
+    }
+
+    /// Reads a file.
+    pub fn download(&self, made: &Made, path: &str) -> Vec<u8> {
+        let line = format!("GET /files?path={path}");
+        let (status, mut body) = self.ask(&line, &made.headers("text/plain"), b"");
+        assert_eq!(status, 200);
+        let mut contents = Vec::new();
+        body.read_to_end(&mut contents).unwrap();
+        contents
+    }
+
     /// Makes a call whose reply is a stream.
     pub fn stream(&self, made: &Made, call: &str, body: &Value) -> Events {
         let headers = made.headers("application/connect+json");
@@ -188,13 +213,13 @@ impl Drop for Server {
 }
 
 /// Encodes a message of a stream.
-fn message(body: &Value) -> Vec<u8> {
+pub fn message(body: &Value) -> Vec<u8> {
     let body = body.to_string();
     let length = u32::try_from(body.len()).unwrap();
     [&[0][..], &length.to_be_bytes(), body.as_bytes()].concat()
 }
 
-/// A request in HTTP.
+/// Encodes a request.
 pub fn request(line: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!(

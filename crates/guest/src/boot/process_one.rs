@@ -77,7 +77,7 @@ fn become_reaper(
     rustix::stdio::dup2_stdin(&null)
         .and_then(|()| rustix::stdio::dup2_stdout(&null))
         .and_then(|()| rustix::stdio::dup2_stderr(&null))
-        .and_then(|()| child::close_others(report.as_raw_fd()))
+        .and_then(|()| child::close_others(vec![report.as_raw_fd()]))
         .map_err(|errno| format!("close descriptors: {errno}"))?;
     // SAFETY: no handler is installed.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };

@@ -103,18 +103,20 @@ pub fn enter_mounts(place: &Place) -> rustix::io::Result<()> {
     rustix::process::chroot(".")
 }
 
-/// Closes all descriptors but the standard streams and `kept`.
-pub fn close_others(kept: i32) -> rustix::io::Result<()> {
-    let first = raw_stderr() + 1;
-    for (from, to) in [(first, kept - 1), (kept + 1, i32::MAX)] {
-        if from <= to {
+/// Closes all descriptors but the standard streams and those of `kept`.
+pub fn close_others(mut kept: Vec<i32>) -> rustix::io::Result<()> {
+    kept.sort_unstable();
+    let mut from = raw_stderr() + 1;
+    for kept in kept.into_iter().chain([i32::MAX]) {
+        if from < kept {
             // SAFETY: the owners of these descriptors are in code that this process never returns
             // to.
-            let result = unsafe { libc::close_range(from as u32, to as u32, 0) };
+            let result = unsafe { libc::close_range(from as u32, kept as u32 - 1, 0) };
             if result != 0 {
                 return Err(last_errno());
             }
         }
+        from = kept.saturating_add(1);
     }
     Ok(())
 }

@@ -19,6 +19,7 @@ mod spawn;
 mod start;
 mod stdio;
 pub(crate) mod user;
+mod watches;
 
 pub(crate) use child::last_errno;
 pub(crate) use program::describe;

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use super::channel::Channel;
 use super::command::{Command, Progress};
 use super::spawn::{PidNamespace, Place, Process, Sandbox};
+use super::watches::Watches;
 use crate::boot::setup;
 use crate::identity;
 use crate::kernel::Disks;
@@ -41,6 +42,8 @@ pub struct Server {
     abandoned: Vec<OwnedFd>,
     /// Processes of the original's commands that were not reattached. They must be waited for.
     forgotten: Vec<Process>,
+    /// What commands watch.
+    watches: Watches,
     /// Where the round over the commands starts, so that no command is always served first.
     turn: u32,
 }
@@ -56,6 +59,7 @@ enum Source {
     Stdin(u32),
     Abandoned(usize),
     Forgotten(usize),
+    Watches,
 }
 
 impl Server {
@@ -67,6 +71,7 @@ impl Server {
             commands: BTreeMap::new(),
             abandoned: Vec::new(),
             forgotten: Vec::new(),
+            watches: Watches::default(),
             turn: 0,
         }
     }
@@ -88,7 +93,7 @@ impl Server {
     }
 
     fn turn(&mut self, buffer: &mut [u8; MAX_DATA]) -> Result<(), Stop> {
-        let (mut closed, mut ended) = (Vec::new(), Vec::new());
+        let (mut closed, mut ended, mut changed) = (Vec::new(), Vec::new(), false);
         for (source, ready) in self.wait()? {
             match source {
                 Source::Channel => self.talk(ready)?,
@@ -118,7 +123,11 @@ impl Server {
                     }
                 }
                 Source::Forgotten(index) => ended.push(index),
+                Source::Watches => changed = true,
             }
+        }
+        if changed {
+            self.watches.turn();
         }
         for index in closed.into_iter().rev() {
             self.abandoned.swap_remove(index);
@@ -200,6 +209,9 @@ impl Server {
                 process.handle.as_fd(),
                 PollFlags::IN,
             );
+        }
+        for (source, events) in self.watches.sources() {
+            add(Source::Watches, source, events);
         }
         match poll(&mut poll_fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -361,7 +373,7 @@ impl Server {
                 errno: 0,
             }
         } else {
-            match self.sandbox.spawn(id, &spec) {
+            match self.sandbox.spawn(id, &spec, &mut self.watches) {
                 Ok((process, ends)) => {
                     let command = Command::new(id, process, ends, spec.output_window);
                     self.commands.insert(id, command);

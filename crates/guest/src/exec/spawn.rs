@@ -8,9 +8,11 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
 use super::child::{fork, kill};
+use super::files;
 use super::program::{describe, failed};
 use super::start::{self, SpawnRequest};
 use super::stdio::{self, AgentEnds};
+use super::watches::Watches;
 use crate::boot::Group;
 use crate::kernel::Kernel;
 use crate::network::Interface;
@@ -95,7 +97,12 @@ impl Sandbox {
 
     /// Starts a process that becomes the command of `spec`. Its [`Report`] says later whether that
     /// succeeded.
-    pub fn spawn(&mut self, id: u32, spec: &Exec) -> Result<(Process, AgentEnds), StartFailed> {
+    pub fn spawn(
+        &mut self,
+        id: u32,
+        spec: &Exec,
+        watches: &mut Watches,
+    ) -> Result<(Process, AgentEnds), StartFailed> {
         let (agent, command) = match spec.tty {
             Some(size) => stdio::terminal(self.terminals(), size, spec.stdin)
                 .map_err(|errno| other("open a terminal", errno))?,
@@ -110,6 +117,8 @@ impl Sandbox {
             let message = "no process has run in the sandbox".to_owned();
             return Err(failed(StartFailure::Other, message, None));
         }
+        let watching = files::is_watch(spec).then(|| watches.join()).transpose();
+        let watching = watching.map_err(|errno| other("watch files", errno))?;
         let child = fork().map_err(|errno| match (&self.pids, errno) {
             (PidNamespace::Started(_) | PidNamespace::Owned, Errno::NOMEM) => failed(
                 StartFailure::Other,
@@ -119,7 +128,7 @@ impl Sandbox {
             _ => other("fork", errno),
         })?;
         let Some(pid) = child else {
-            start::run(&SpawnRequest {
+            start::run(SpawnRequest {
                 id,
                 spec,
                 place: &self.place,
@@ -127,6 +136,7 @@ impl Sandbox {
                 first,
                 stdio: command,
                 report: report_in,
+                watching,
             });
         };
         if first {

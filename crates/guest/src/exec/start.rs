@@ -29,6 +29,7 @@ use super::program::{self, describe, failed, shown};
 use super::spawn::Place;
 use super::stdio::CommandEnds;
 use super::user::{self, Identity, Unknown};
+use super::watches::Watching;
 use crate::kernel::{Kernel, has_one_user};
 use crate::mount;
 
@@ -43,6 +44,8 @@ pub struct SpawnRequest<'a> {
     pub stdio: CommandEnds,
     /// The pipe for the PID and an error. Closed by execve(2).
     pub report: OwnedFd,
+    /// What it needs to watch files.
+    pub watching: Option<Watching>,
 }
 
 /// Limits of open files per process, as in systemd and Docker: the soft limit works with select(2),
@@ -56,10 +59,12 @@ const OPEN_FILES: Rlimit = Rlimit {
 const MAX_ACCOUNTS: u64 = 8 * 1024 * 1024;
 
 /// Becomes the command, or reports an error and exits.
-pub fn run(order: &SpawnRequest<'_>) -> ! {
+pub fn run(mut order: SpawnRequest<'_>) -> ! {
+    let watching = order.watching.take();
+    let order = &order;
     let pid = rustix::process::getpid().as_raw_pid();
     let _ = rustix::io::write(&order.report, &pid.to_le_bytes());
-    let Err(failure) = become_command(order, pid);
+    let Err(failure) = become_command(order, pid, watching);
     let mut frame = Vec::new();
     let id = order.id;
     if encode(&ToHost::StartFailed { id, failure }, &mut frame).is_ok() {
@@ -68,7 +73,11 @@ pub fn run(order: &SpawnRequest<'_>) -> ! {
     exit(127)
 }
 
-fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, StartFailed> {
+fn become_command(
+    order: &SpawnRequest<'_>,
+    pid: i32,
+    watching: Option<Watching>,
+) -> Result<Infallible, StartFailed> {
     let SpawnRequest { spec, .. } = order;
     let kernel = order.place.kernel();
     let confinement = confinement::on(kernel, &spec.confinement);
@@ -86,7 +95,8 @@ fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, Star
     if let Some(proc) = proc {
         mount::attach_proc(&proc, kernel).map_err(mounting)?;
     }
-    take_streams(order).map_err(|errno| other("set up standard streams", errno))?;
+    take_streams(order, watching.as_ref())
+        .map_err(|errno| other("set up standard streams", errno))?;
     rustix::process::setsid().map_err(|errno| other("start a session", errno))?;
     if spec.tty.is_some() {
         rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())
@@ -127,7 +137,7 @@ fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, Star
     }
     drop_capabilities(&confinement).map_err(|errno| other("drop capabilities", errno))?;
     if is_operation {
-        let work = files::begin(spec)?;
+        let work = files::begin(spec, watching)?;
         report_started(order);
         exit(files::finish(work));
     }
@@ -221,12 +231,18 @@ fn other(what: &str, errno: Errno) -> StartFailed {
     failed(StartFailure::Other, message, Some(errno))
 }
 
-/// Makes the command's ends descriptors 0, 1 and 2, and closes all others but the report.
-fn take_streams(order: &SpawnRequest<'_>) -> rustix::io::Result<()> {
+/// Makes the command's ends descriptors 0, 1 and 2, and closes all others but the report, and those for watches.
+fn take_streams(order: &SpawnRequest<'_>, watching: Option<&Watching>) -> rustix::io::Result<()> {
     dup2_stdin(&order.stdio.stdin)?;
     dup2_stdout(&order.stdio.stdout)?;
     dup2_stderr(&order.stdio.stderr)?;
-    close_others(order.report.as_raw_fd())
+    let watching = watching.iter().flat_map(|watching| watching.descriptors());
+    let kept = watching.map(|kept| kept.as_raw_fd());
+    close_others(
+        std::iter::once(order.report.as_raw_fd())
+            .chain(kept)
+            .collect(),
+    )
 }
 
 fn find_user(spec: &str, groups: &[String]) -> Result<Identity, StartFailed> {

@@ -405,6 +405,19 @@ impl Files {
         }
     }
 
+    /// Returns the path without symbolic links that leads to the same file.
+    ///
+    /// # Errors
+    /// As [`Files::read`].
+    pub fn resolve(&self, path: impl AsRef<Path>) -> Result<PathBuf, Error> {
+        let path = path.as_ref();
+        let request = FileRequest::Resolve { path: bytes(path) };
+        match self.ask("following the links of", path, &request)? {
+            FileReply::Target { target } => Ok(from_bytes(target)),
+            _ => Err(Error::BadReply),
+        }
+    }
+
     /// Sets a file's attributes.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Changes of files, as they happen.
 
-use std::io::Read;
+use std::collections::VecDeque;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use micabox_owner::Lost;
 use micabox_wire::Decoder;
 use micabox_wire::files::{FileChange, FileReply, FileRequest};
 
-use super::{Ends, Files, Operation, bytes, from_bytes};
+use super::{ANSWER_TIMEOUT, Ends, Files, Operation, bytes, from_bytes};
 use crate::{Error, Output, Stdio};
 
 /// Bytes of events that are read at a time.
@@ -37,6 +38,18 @@ pub struct Watch {
     output: Option<Output>,
     decoder: Decoder<FileReply>,
     operation: Operation,
+    /// Changes that came and were not returned yet.
+    early: VecDeque<FileEvent>,
+}
+
+/// What a watch says.
+enum Next {
+    Event(FileEvent),
+    /// All that had changed when it was asked has been said.
+    Told,
+    End,
+    /// Nothing until the deadline.
+    Late,
 }
 
 impl Files {
@@ -54,6 +67,7 @@ impl Files {
             recursive,
         };
         let ends = Ends {
+            stdin: Stdio::Piped,
             stdout: Stdio::Piped,
             ..Ends::default()
         };
@@ -63,6 +77,7 @@ impl Files {
             output: Some(output),
             decoder: Decoder::new(),
             operation,
+            early: VecDeque::new(),
         })
     }
 }
@@ -77,28 +92,66 @@ impl Watch {
         self.next_until(Instant::now().checked_add(timeout))
     }
 
-    fn next_until(&mut self, deadline: Option<Instant>) -> Result<Option<FileEvent>, Error> {
-        let event = self.decode(deadline);
-        if event.is_err() {
-            self.output = None;
+    /// Returns all changes that no call has returned yet: those that were made before this call are among
+    /// them.
+    ///
+    /// # Errors
+    /// As [`Watch::next_within`]; [`Error::Silent`] if the sandbox does not answer.
+    pub fn so_far(&mut self) -> Result<Vec<FileEvent>, Error> {
+        if let Some(stdin) = self.operation.process.stdin.as_mut() {
+            // One that has ended has no reader, and then its end.
+            let _ = stdin.write_all(&[0]);
         }
-        event
+        let deadline = Instant::now().checked_add(ANSWER_TIMEOUT);
+        loop {
+            match self.checked(deadline)? {
+                Next::Event(event) => self.early.push_back(event),
+                Next::Told | Next::End => return Ok(self.early.drain(..).collect()),
+                Next::Late => {
+                    let message = "the sandbox does not say what has changed";
+                    return Err(Error::Silent(message.to_owned()));
+                }
+            }
+        }
     }
 
-    fn decode(&mut self, deadline: Option<Instant>) -> Result<Option<FileEvent>, Error> {
+    fn next_until(&mut self, deadline: Option<Instant>) -> Result<Option<FileEvent>, Error> {
+        if let Some(event) = self.early.pop_front() {
+            return Ok(Some(event));
+        }
+        loop {
+            match self.checked(deadline)? {
+                Next::Event(event) => return Ok(Some(event)),
+                // Of a question that was given up.
+                Next::Told => {}
+                Next::End | Next::Late => return Ok(None),
+            }
+        }
+    }
+
+    fn checked(&mut self, deadline: Option<Instant>) -> Result<Next, Error> {
+        let next = self.decode(deadline);
+        if next.is_err() {
+            self.output = None;
+        }
+        next
+    }
+
+    fn decode(&mut self, deadline: Option<Instant>) -> Result<Next, Error> {
         let mut buffer = vec![0; PIECE];
         loop {
             match self.decoder.next_message() {
-                Ok(Some(FileReply::Event(event))) => return FileEvent::new(event).map(Some),
+                Ok(Some(FileReply::Event(event))) => return FileEvent::new(event).map(Next::Event),
+                Ok(Some(FileReply::Told)) => return Ok(Next::Told),
                 Ok(None) => {}
                 Ok(Some(_)) | Err(_) => return Err(Error::BadReply),
             }
             let Some(output) = &mut self.output else {
-                return Ok(None);
+                return Ok(Next::End);
             };
             let ready = micabox_owner::wait(output.as_fd(), deadline);
             if !ready.map_err(|_| Lost::closed())? {
-                return Ok(None);
+                return Ok(Next::Late);
             }
             match output.read(&mut buffer).map_err(|_| Lost::closed())? {
                 0 => {

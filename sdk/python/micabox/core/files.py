@@ -272,7 +272,8 @@ class Files:
         reply = await self._reply("watch", user, type="stat", path=path, follow=True)
         if reply.get("kind") != "directory":
             raise of_file("watch", path, errno.ENOTDIR, "")
-        return await self.begin("watch", user, type="watch", path=path, recursive=bool(recursive))
+        operation = {"type": "watch", "path": path, "recursive": bool(recursive)}
+        return await self.begin("watch", user, stdin=True, **operation)
 
     async def make_dir(self, path: str, user: str | None) -> bool:
         """Makes a directory, and those above it; False if it is there."""

@@ -1,6 +1,7 @@
 //! Contexts: interpreters that stay.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,19 +9,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use micabox::{FileKind, Handle};
 use rustix::process::Signal;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::interpreter::Interpreter;
 use super::language;
-use crate::e2b::envd::Place;
+use super::reply::Reply;
+use crate::e2b::envd;
 use crate::e2b::http::{Pieces, blocking};
+use crate::e2b::places::{Account, Place};
 use crate::e2b::problem::{Kind, Problem};
-use crate::e2b::sandbox::Served;
-use crate::e2b::token;
-
-/// Most contexts of a sandbox.
-const MOST: usize = 32;
+use crate::e2b::sandbox::{self, Served};
+use crate::e2b::{Server, token};
 
 /// How long an interrupted interpreter may take until it is killed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -41,6 +41,8 @@ pub struct Context {
     interpreter: tokio::sync::Mutex<Option<Interpreter>>,
     /// The interpreter's process, which is killed to restart it.
     process: Mutex<Option<Handle>>,
+    account: Account,
+    _place: Place,
 }
 
 impl Contexts {
@@ -57,44 +59,53 @@ impl Contexts {
     }
 
     /// Returns the context for code without one.
-    pub async fn common(&self, served: &Served) -> Result<Arc<Context>, Problem> {
+    pub async fn common(&self, server: &Server, served: &Served) -> Result<Arc<Context>, Problem> {
         let is_common = |context: &Arc<Context>| context.is_common;
         match self.of(served.id()).into_iter().find(is_common) {
             Some(context) => Ok(context),
-            None => self.add(served, None, true).await,
+            None => self.add(server, served, None, true).await,
         }
     }
 
     /// Makes a context.
     pub async fn make(
         &self,
+        server: &Server,
         served: &Served,
         language: Option<String>,
         directory: Option<String>,
     ) -> Result<Arc<Context>, Problem> {
         language::checked(language)?;
-        self.add(served, directory, false).await
+        self.add(server, served, directory, false).await
     }
 
     async fn add(
         &self,
+        server: &Server,
         served: &Served,
         directory: Option<String>,
         is_common: bool,
     ) -> Result<Arc<Context>, Problem> {
-        let again = served.clone();
-        let directory = blocking(move || {
-            let place = Place::of(&again, None)?;
-            let Some(directory) = directory else {
-                return Ok(place.base().to_owned());
-            };
-            let path = place.path(&directory)?;
-            match place.files().stat(&path)?.kind {
-                FileKind::Directory => Ok(path),
-                _ => Err(Problem::invalid(format!("{directory} is not a directory"))),
+        self.forget_lost();
+        let room = match server.bounds.contexts.take(served.id()) {
+            Ok(room) => room,
+            Err(_) => {
+                self.forget_ended(server).await?;
+                server.bounds.contexts.take(served.id())?
             }
-        });
-        let directory = directory.await?;
+        };
+        let place = envd::Place::of(served, None).await?;
+        let directory = match directory {
+            None => place.base().to_owned(),
+            Some(directory) => {
+                let path = place.path(&directory).await?;
+                if place.files().stat(&path).await?.kind != FileKind::Directory {
+                    let message = format!("{directory} is not a directory");
+                    return Err(Problem::invalid(message));
+                }
+                path
+            }
+        };
         let id = token::random();
         let context = Arc::new(Context {
             id: id.map_err(|error| Problem::new(Kind::Internal, error.to_string()))?,
@@ -103,18 +114,14 @@ impl Contexts {
             is_common,
             interpreter: tokio::sync::Mutex::default(),
             process: Mutex::default(),
+            account: Account::new(&server.bounds, served.id()),
+            _place: room,
         });
         let mut all = self.lock();
-        // A sandbox that ended by itself is noticed here.
-        all.retain(|_, contexts| !contexts.iter().any(|context| context.is_lost()));
         let ours = all.entry(served.id().to_owned()).or_default();
         if let Some(other) = ours.iter().find(|other| is_common && other.is_common) {
             // Two have asked for the first one.
             return Ok(Arc::clone(other));
-        }
-        if ours.len() == MOST {
-            let message = format!("the sandbox has {MOST} contexts already");
-            return Err(Problem::new(Kind::TooMany, message));
         }
         ours.push(Arc::clone(&context));
         Ok(context)
@@ -128,6 +135,21 @@ impl Contexts {
         }
         context.restart().await;
         Ok(())
+    }
+
+    /// Forgets sandboxes that are not there any more.
+    async fn forget_ended(&self, server: &Server) -> Result<(), Problem> {
+        let all = server.sandboxes.clone();
+        let there = blocking(move || sandbox::all(&all)).await?;
+        self.lock()
+            .retain(|id, _| there.iter().any(|served| served.id() == id));
+        Ok(())
+    }
+
+    /// Forgets sandboxes that ended by themselves, as far as their interpreters say so.
+    fn forget_lost(&self) {
+        let mut all = self.lock();
+        all.retain(|_, contexts| !contexts.iter().any(|context| context.is_lost()));
     }
 
     /// Forgets a sandbox that is gone.
@@ -173,15 +195,21 @@ impl Context {
         variables: BTreeMap<String, String>,
         pieces: &Pieces,
     ) {
-        let mut kept = self.interpreter.lock().await;
-        if pieces.is_closed() {
-            return;
-        }
+        let mut kept = tokio::select! {
+            biased;
+            () = pieces.closed() => return,
+            kept = self.interpreter.lock() => kept,
+        };
         let run = self
             .attempt(served, code, &variables, pieces, &mut kept)
             .await;
         if let Err(problem) = run {
             kept.take();
+            if problem.kind == Kind::Gone {
+                // Clients look whether the sandbox is there when a reply ends too early.
+                let _ = pieces.send(Err(io::Error::other(problem.message))).await;
+                return;
+            }
             let error = json!({
                 "type": "error",
                 "name": "InterpreterError",
@@ -206,26 +234,27 @@ impl Context {
         let interpreter = match kept {
             Some(interpreter) => interpreter,
             None => {
-                let started = Interpreter::start(served, Some(&self.directory)).await?;
+                let start = Interpreter::start(served, self.account.clone(), &self.directory);
+                let started = unless_left(pieces, start).await?;
                 *self.process() = Some(started.handle());
                 kept.insert(started)
             }
         };
-        let number = interpreter.ask(code, variables).await?;
+        let number = unless_left(pieces, interpreter.ask(code, variables)).await?;
         loop {
-            let reply = tokio::select! {
+            let (reply, room) = tokio::select! {
                 biased;
                 () = pieces.closed() => {
                     return give_up(interpreter, number).await;
                 }
                 reply = interpreter.next() => reply?,
             };
-            if reply.get("request").and_then(Value::as_u64) != Some(number) {
+            if reply.request != Some(number) {
                 continue; // of one that was interrupted
             }
-            let is_end = reply.get("type") == Some(&json!("end"));
+            let is_end = reply.kind == "end";
             if let Some(told) = told(reply) {
-                let _ = pieces.send(Ok(line(&told))).await;
+                let _ = pieces.send(Ok(with_room(told, room))).await;
             }
             if is_end {
                 return Ok(());
@@ -234,14 +263,25 @@ impl Context {
     }
 }
 
+/// Waits for what an interpreter does before it runs code. Fails if the client leaves.
+async fn unless_left<T>(
+    pieces: &Pieces,
+    work: impl Future<Output = Result<T, Problem>>,
+) -> Result<T, Problem> {
+    tokio::select! {
+        biased;
+        () = pieces.closed() => Err(Problem::new(Kind::Gone, "the client has left")),
+        done = work => done,
+    }
+}
+
 /// Interrupts code. Fails if it does not end.
 async fn give_up(interpreter: &mut Interpreter, number: u64) -> Result<(), Problem> {
     interpreter.interrupt();
     let rest = async {
         loop {
-            let reply = interpreter.next().await?;
-            let is_ours = reply.get("request").and_then(Value::as_u64) == Some(number);
-            if is_ours && reply.get("type") == Some(&json!("end")) {
+            let (reply, _) = interpreter.next().await?;
+            if reply.request == Some(number) && reply.kind == "end" {
                 return Ok(());
             }
         }
@@ -255,28 +295,44 @@ async fn give_up(interpreter: &mut Interpreter, number: u64) -> Result<(), Probl
     timeout(GRACE, rest).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// Returns the client's message for a reply; None if there is none.
-fn told(mut reply: Map<String, Value>) -> Option<Value> {
-    reply.remove("request");
-    let kind = reply.get("type")?.as_str()?.to_owned();
-    match kind.as_str() {
+/// Returns the client's message for a reply, as a line; None if there is none.
+fn told(reply: Reply) -> Option<Vec<u8>> {
+    let own = match &*reply.kind {
         "stdout" | "stderr" => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
             let now = now.map_or(0, |since| since.as_nanos());
-            reply.insert("timestamp".to_owned(), json!(u64::try_from(now).ok()?));
+            format!(",\"timestamp\":{now}")
         }
-        "result" => {
-            let is_display = reply.remove("display").is_some();
-            reply.insert("is_main_result".to_owned(), json!(!is_display));
-        }
-        "error" => {}
+        "result" => format!(",\"is_main_result\":{}", !reply.is_display),
+        "error" => String::new(),
         "end" => {
-            let count = reply.get("count").cloned();
-            return Some(json!({"type": "number_of_executions", "execution_count": count}));
+            let count = json!({"type": "number_of_executions", "execution_count": reply.count});
+            return Some(format!("{count}\n").into_bytes());
         }
         _ => return None,
+    };
+    let mut line = reply.fields;
+    let begin = format!("{{\"type\":\"{}\"{own}", reply.kind);
+    line.splice(..0, begin.into_bytes());
+    line.extend_from_slice(b"}\n");
+    Some(line)
+}
+
+/// A line that has its room until the client has it.
+fn with_room(line: Vec<u8>, room: Option<Place>) -> Bytes {
+    struct Held(
+        Vec<u8>,
+        #[expect(dead_code, reason = "it is free when this is dropped")] Place,
+    );
+    impl AsRef<[u8]> for Held {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
     }
-    Some(Value::Object(reply))
+    match room {
+        Some(room) => Bytes::from_owner(Held(line, room)),
+        None => line.into(),
+    }
 }
 
 fn line(value: &Value) -> Bytes {

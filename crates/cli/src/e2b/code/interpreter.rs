@@ -7,12 +7,15 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use micabox::{Command, ExitStatus, Handle, Overrides};
 use rustix::process::Signal;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
+use tokio::time::{Instant, sleep_until};
 
+use super::reply::Reply;
 use crate::e2b::envd::{Running, ended};
 use crate::e2b::http::blocking;
+use crate::e2b::places::{Account, Place, SMALL};
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 
@@ -22,7 +25,16 @@ const DRIVER: &str = include_str!("../../../../../sdk/python/micabox/code/driver
 const KERNEL: &str = include_str!("kernel.py");
 
 /// Most bytes of a reply: a plot is one.
-const REPLY: usize = 64 << 20;
+const REPLY: usize = 16 << 20;
+
+/// Bytes of memory that a reply takes, for each of its own: while it is received, while it is read, as it is passed on.
+const GROWTH: usize = 3;
+
+/// How long a reply may take from its head on.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Bytes before a reply.
+const HEAD: usize = 4;
 
 /// Most bytes that are kept of what the interpreter itself says when it fails.
 const SAID: usize = 4 << 10;
@@ -35,15 +47,24 @@ pub struct Interpreter {
     stdout: Receiver,
     stderr: Receiver,
     bytes: BytesMut,
+    account: Account,
+    /// For the reply that comes: its room, and until when it may take.
+    coming: Option<(Option<Place>, Instant)>,
+    /// Bytes that are left of a reply that is too large.
+    too_large: usize,
     said: Vec<u8>,
     requests: u64,
 }
 
 impl Interpreter {
     /// Starts it, and waits until it takes code.
-    pub async fn start(served: &Served, directory: Option<&Path>) -> Result<Self, Problem> {
-        let (again, directory) = (served.clone(), directory.map(Path::to_owned));
-        let command = blocking(move || command(&again, directory.as_deref())).await?;
+    pub async fn start(
+        served: &Served,
+        account: Account,
+        directory: &Path,
+    ) -> Result<Self, Problem> {
+        let (again, directory) = (served.clone(), directory.to_owned());
+        let command = blocking(move || command(&again, &directory)).await?;
         let running = Running::start(served.sandbox.clone(), command).await?;
         let ends = running.stdin.zip(running.stderr);
         let (stdin, stderr) =
@@ -54,11 +75,14 @@ impl Interpreter {
             stdout: running.stdout,
             stderr,
             bytes: BytesMut::new(),
+            account,
+            coming: None,
+            too_large: 0,
             said: Vec::new(),
             requests: 0,
         };
-        let ready = interpreter.next().await?;
-        if ready.get("type") != Some(&json!("ready")) {
+        let (ready, _) = interpreter.next().await?;
+        if ready.kind != "ready" {
             return Err(Problem::new(Kind::Internal, "python3 did not begin"));
         }
         Ok(interpreter)
@@ -82,12 +106,24 @@ impl Interpreter {
         }
     }
 
-    /// Returns the next reply. Nothing is lost if this is dropped before.
-    pub async fn next(&mut self) -> Result<Map<String, Value>, Problem> {
+    /// Returns the next reply, and its room. Nothing is lost if this is dropped before.
+    pub async fn next(&mut self) -> Result<(Reply, Option<Place>), Problem> {
         loop {
-            if let Some(reply) = self.take()? {
-                return Ok(reply);
+            if let Some(reply) = self.skip() {
+                return Ok((reply, None));
             }
+            if self.too_large == 0
+                && let Some(length) = self.length()
+            {
+                if self.coming.is_none() {
+                    let room = self.account.room(length * GROWTH).await?;
+                    self.coming = Some((room, Instant::now() + PATIENCE));
+                }
+                if self.bytes.len() >= HEAD + length {
+                    return self.take(length);
+                }
+            }
+            let until = self.coming.as_ref().map_or_else(far, |(_, until)| *until);
             let mut said = [0; 1024];
             tokio::select! {
                 read = self.stdout.read_buf(&mut self.bytes) => {
@@ -95,6 +131,7 @@ impl Interpreter {
                         return Err(self.over().await);
                     }
                 }
+                () = sleep_until(until) => return Err(broken()),
                 read = self.stderr.read(&mut said) => match read {
                     Ok(count @ 1..) => {
                         self.said.extend_from_slice(said.get(..count).unwrap_or_default());
@@ -112,23 +149,49 @@ impl Interpreter {
         }
     }
 
-    fn take(&mut self) -> Result<Option<Map<String, Value>>, Problem> {
-        let broken = || Problem::new(Kind::Internal, "the interpreter sends something else");
-        let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else {
-            return Ok(None);
-        };
-        let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| broken())?;
-        if length > REPLY {
+    /// Drops what has come of a reply that is too large. Returns what is said in its place at its end.
+    fn skip(&mut self) -> Option<Reply> {
+        if self.too_large == 0
+            && let Some(length) = self.length()
+            && length > REPLY
+        {
+            self.too_large = HEAD + length;
+            self.coming = Some((None, Instant::now() + PATIENCE));
+        }
+        if self.too_large == 0 {
+            return None;
+        }
+        let count = self.too_large.min(self.bytes.len());
+        self.bytes.advance(count);
+        self.too_large -= count;
+        if self.too_large > 0 {
+            return None;
+        }
+        self.coming = None;
+        let value = format!("a result has more than {} MiB", REPLY >> 20);
+        Some(Reply::error(self.requests, "ResultTooLarge", &value))
+    }
+
+    /// Returns the length of the reply that comes, once its head is there.
+    fn length(&self) -> Option<usize> {
+        let length = u32::from_le_bytes(*self.bytes.first_chunk::<HEAD>()?);
+        // Its number has 32 bits, and so has that of the least machine.
+        Some(usize::try_from(length).unwrap_or(usize::MAX))
+    }
+
+    fn take(&mut self, length: usize) -> Result<(Reply, Option<Place>), Problem> {
+        self.bytes.advance(HEAD);
+        let body = self.bytes.split_to(length);
+        if self.bytes.is_empty() {
+            // A large one's memory is not kept.
+            self.bytes = BytesMut::new();
+        }
+        let room = self.coming.take().and_then(|(room, _)| room);
+        let reply = Reply::of(&body).map_err(|_| broken())?;
+        if reply.fields.len() > GROWTH * length.max(SMALL) {
             return Err(broken());
         }
-        if rest.len() < length {
-            return Ok(None);
-        }
-        self.bytes.advance(4);
-        let body = self.bytes.split_to(length);
-        serde_json::from_slice(&body)
-            .map(Some)
-            .map_err(|_| broken())
+        Ok((reply, room))
     }
 
     /// Why there are no more replies.
@@ -165,10 +228,19 @@ impl Drop for Interpreter {
     }
 }
 
-fn command(served: &Served, directory: Option<&Path>) -> Result<Command, Problem> {
+fn broken() -> Problem {
+    Problem::new(Kind::Internal, "the interpreter sends something else")
+}
+
+/// A time that does not come.
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(365 * 86_400)
+}
+
+fn command(served: &Served, directory: &Path) -> Result<Command, Problem> {
     let overrides = Overrides {
         args: ["python3", "-c", KERNEL, DRIVER].map(Into::into).into(),
-        workdir: directory.map(Into::into),
+        workdir: Some(directory.into()),
         ..Overrides::default()
     };
     let mut command = served.sandbox.command(&overrides)?;

@@ -22,6 +22,7 @@ FORMATS = {
     "application/pdf": "pdf",
     "application/json": "json",
     "application/javascript": "javascript",
+    "e2b/data": "data",
 }
 
 
@@ -41,6 +42,37 @@ def _micabox(os, kept):
         else:
             os.environ[name] = value
 _micabox(__import__("os"), __import__("posix"))
+del _micabox
+"""
+
+# Has results of pandas in a form that programs can read as well.
+DATA = """
+def _micabox():
+    from IPython.core.formatters import BaseFormatter
+
+    class Data(BaseFormatter):
+        format_type = "e2b/data"
+        print_method = "_repr_e2b_data_"
+        _return_type = dict
+
+    def plain(value):
+        if value is None or isinstance(value, (bool, int, str)):
+            return value
+        if isinstance(value, float):
+            return value if value - value == 0 else None
+        return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+    def columns(frame):
+        if frame.size > 100_000:
+            return None
+        found = frame.to_dict(orient="list")
+        return {str(name): [plain(value) for value in values] for name, values in found.items()}
+
+    display = get_ipython().display_formatter
+    data = Data(parent=display)
+    data.for_type_by_name("pandas.core.frame", "DataFrame", columns)
+    display.formatters[data.format_type] = data
+_micabox()
 del _micabox
 """
 
@@ -64,6 +96,7 @@ class Kernel:
         self.client = manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
+        self.client.execute(DATA, silent=True)
         self.request = 0
 
     def send(self, kind, **fields):

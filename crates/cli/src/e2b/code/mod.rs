@@ -3,6 +3,7 @@
 mod context;
 mod interpreter;
 mod language;
+mod reply;
 
 use std::sync::Arc;
 
@@ -45,13 +46,17 @@ pub async fn answer(server: Arc<Server>, served: Served, request: Request) -> An
         (&Method::GET, ["health"]) => Ok(http::json(StatusCode::OK, &"OK")),
         (&Method::POST, ["execute"]) => execute(&server, &served, body).await,
         (&Method::GET, ["contexts"]) => {
+            // The one for code without a context is there from the beginning.
+            contexts.common(&server, &served).await?;
             let all = contexts.of(served.id());
             let shown: Vec<_> = all.iter().map(|context| context.view()).collect();
             Ok(http::json(StatusCode::OK, &shown))
         }
         (&Method::POST, ["contexts"]) => {
             let new: New = read(body).await?;
-            let context = contexts.make(&served, new.language, new.cwd).await?;
+            let context = contexts
+                .make(&server, &served, new.language, new.cwd)
+                .await?;
             Ok(http::json(StatusCode::OK, &context.view()))
         }
         (&Method::DELETE, ["contexts", id]) => {
@@ -72,7 +77,7 @@ async fn execute(server: &Arc<Server>, served: &Served, body: Incoming) -> Answe
         Some(id) => server.contexts.find(served.id(), id)?,
         None => {
             language::checked(execute.language)?;
-            server.contexts.common(served).await?
+            server.contexts.common(server, served).await?
         }
     };
     let (pieces, body) = http::later();

@@ -1,10 +1,10 @@
 //! Users of a sandbox, and what paths are relative to.
 
 use std::collections::HashMap;
-use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
-use micabox::Files;
+use micabox_async::Files;
+use tokio::io::AsyncReadExt;
 
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
@@ -36,8 +36,8 @@ pub fn checked(name: &str) -> Result<String, Problem> {
 
 impl Place {
     /// A user other than the image's works from its home, the image's from the image's directory.
-    pub fn of(served: &Served, user: Option<&str>) -> Result<Self, Problem> {
-        let root = served.sandbox.files();
+    pub async fn of(served: &Served, user: Option<&str>) -> Result<Self, Problem> {
+        let root = served.connect().await?.files();
         let defaults = served.record().defaults.as_ref();
         let own = defaults.map_or("", |defaults| &defaults.user);
         let user = user.filter(|user| !user.is_empty());
@@ -47,7 +47,7 @@ impl Place {
                     let message = format!("the sandbox has no user `{user}`");
                     Problem::new(Kind::Unauthenticated, message)
                 };
-                Accounts::read(&root).home(user).ok_or_else(unknown)?
+                Accounts::read(&root).await.home(user).ok_or_else(unknown)?
             }
             None => defaults.map_or_else(PathBuf::new, |defaults| (&defaults.workdir).into()),
         };
@@ -76,13 +76,13 @@ impl Place {
     }
 
     /// Returns a path as an absolute one, without `.` and `..`.
-    pub fn path(&self, given: &str) -> Result<PathBuf, Problem> {
+    pub async fn path(&self, given: &str) -> Result<PathBuf, Problem> {
         if given.len() > PATH || given.contains('\0') {
             return Err(Problem::invalid("the path is too long, or has a NUL byte"));
         }
         let joined = match given.strip_prefix('~') {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => {
-                let home = Accounts::read(&self.files).home(&self.user);
+                let home = Accounts::read(&self.files).await.home(&self.user);
                 home.unwrap_or_else(|| "/".into())
                     .join(rest.trim_start_matches('/'))
             }
@@ -102,6 +102,15 @@ impl Place {
     }
 }
 
+/// Reads the beginning of a file, as far as it can be read.
+async fn read(files: &Files, path: &str) -> String {
+    let mut text = Vec::new();
+    if let Ok(file) = files.open_range(path, 0, Some(MOST)).await {
+        let _ = file.take(MOST).read_to_end(&mut text).await;
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
 /// A sandbox's own account of its users and groups.
 #[derive(Debug, Default)]
 pub struct Accounts {
@@ -113,36 +122,36 @@ pub struct Accounts {
 
 impl Accounts {
     /// Reads them; what is not there or can't be read is not known.
-    pub fn read(files: &Files) -> Self {
-        let read = |path: &str| {
-            let mut text = Vec::new();
-            let opened = files.open_range(path, 0, Some(MOST));
-            let _ = opened.map(|file| file.take(MOST).read_to_end(&mut text));
-            String::from_utf8_lossy(&text).into_owned()
-        };
+    pub async fn read(files: &Files) -> Self {
         let mut accounts = Self::default();
-        for line in read("/etc/passwd").lines() {
+        accounts.add_users(&read(files, "/etc/passwd").await);
+        accounts.add_groups(&read(files, "/etc/group").await);
+        accounts
+    }
+
+    fn add_users(&mut self, text: &str) {
+        for line in text.lines() {
             let fields: Vec<&str> = line.split(':').collect();
             if let [name, _, number, _, _, home, ..] = *fields
                 && let Ok(number) = number.parse()
             {
-                accounts
-                    .users
-                    .insert(name.to_owned(), (number, home.into()));
-                let known = accounts.names.entry(number);
+                self.users.insert(name.to_owned(), (number, home.into()));
+                let known = self.names.entry(number);
                 known.or_insert_with(|| name.to_owned());
             }
         }
-        for line in read("/etc/group").lines() {
+    }
+
+    fn add_groups(&mut self, text: &str) {
+        for line in text.lines() {
             let fields: Vec<&str> = line.split(':').collect();
             if let [name, _, number, ..] = *fields
                 && let Ok(number) = number.parse()
             {
-                let known = accounts.groups.entry(number);
+                let known = self.groups.entry(number);
                 known.or_insert_with(|| name.to_owned());
             }
         }
-        accounts
     }
 
     /// The home of a user, who is named or numbered, with or without a group; root's without a name.

@@ -2,57 +2,84 @@
 
 use std::path::{Path, PathBuf};
 
-use micabox::{FileKind, FileStat, Files};
-use serde_json::{Value, json};
+use micabox::{Error, FileKind, FileStat};
+use micabox_async::Files;
+use serde::Serialize;
 
 use super::accounts::Accounts;
-use crate::e2b::problem::Problem;
 use crate::output::rfc3339;
 
-/// Describes a file; a symbolic link itself.
-pub fn of(files: &Files, path: &Path, accounts: &Accounts) -> Result<Value, Problem> {
-    let stat = files.stat_link(path)?;
-    let target = match stat.kind {
-        FileKind::Symlink => Some(files.read_link(path)?),
-        _ => None,
-    };
-    Ok(describe(path, &stat, target, accounts))
+/// A file. A symbolic link has the type and mode of what it leads to.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Entry {
+    name: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    path: String,
+    /// What has 64 bits is a string in protobuf's JSON.
+    size: String,
+    mode: u16,
+    permissions: String,
+    owner: String,
+    group: String,
+    modified_time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    symlink_target: Option<String>,
 }
 
-/// Describes a file of which all is known.
-pub fn describe(
+/// Describes a file.
+pub async fn of(files: &Files, path: &Path, accounts: &Accounts) -> Result<Entry, Error> {
+    let stat = files.stat_link(path).await?;
+    describe(files, path, &stat, accounts).await
+}
+
+/// Describes a file whose own attributes are known.
+pub async fn describe(
+    files: &Files,
     path: &Path,
     stat: &FileStat,
-    target: Option<PathBuf>,
     accounts: &Accounts,
-) -> Value {
+) -> Result<Entry, Error> {
     let name = path.file_name().unwrap_or(path.as_os_str());
     let modified = u64::try_from(stat.modified.seconds).unwrap_or(0);
-    let mut entry = json!({
-        "name": name.to_string_lossy(),
-        "type": kind(stat.kind),
-        "path": path.to_string_lossy(),
-        // What has 64 bits is a string in protobuf's JSON.
-        "size": stat.size.to_string(),
-        "mode": stat.mode,
-        "permissions": permissions(stat),
-        "owner": accounts.user(stat.uid),
-        "group": accounts.group(stat.gid),
-        "modifiedTime": rfc3339(modified),
-    });
-    if let (Some(target), Some(entry)) = (target, entry.as_object_mut()) {
-        entry.insert("symlinkTarget".to_owned(), json!(target.to_string_lossy()));
-        entry.insert("isSymlink".to_owned(), json!(true));
+    let mut entry = Entry {
+        name: name.to_string_lossy().into_owned(),
+        kind: kind(stat.kind),
+        path: path.to_string_lossy().into_owned(),
+        size: stat.size.to_string(),
+        mode: stat.mode,
+        permissions: permissions(stat),
+        owner: accounts.user(stat.uid),
+        group: accounts.group(stat.gid),
+        modified_time: rfc3339(modified),
+        symlink_target: None,
+    };
+    if stat.kind == FileKind::Symlink {
+        let (target, stat) = match led_to(files, path).await {
+            Ok((target, stat)) => (target, Some(stat)),
+            // It leads nowhere, or not for this user.
+            Err(Error::File { .. }) => (path.to_owned(), None),
+            Err(error) => return Err(error),
+        };
+        entry.kind = stat.map_or(UNKNOWN, |stat| kind(stat.kind));
+        entry.mode = stat.map_or(0, |stat| stat.mode);
+        entry.symlink_target = Some(target.to_string_lossy().into_owned());
     }
-    entry
+    Ok(entry)
 }
+
+async fn led_to(files: &Files, path: &Path) -> Result<(PathBuf, FileStat), Error> {
+    Ok((files.resolve(path).await?, files.stat(path).await?))
+}
+
+const UNKNOWN: &str = "FILE_TYPE_UNSPECIFIED";
 
 fn kind(kind: FileKind) -> &'static str {
     match kind {
         FileKind::File => "FILE_TYPE_FILE",
         FileKind::Directory => "FILE_TYPE_DIRECTORY",
-        FileKind::Symlink => "FILE_TYPE_SYMLINK",
-        _ => "FILE_TYPE_UNSPECIFIED",
+        _ => UNKNOWN,
     }
 }
 

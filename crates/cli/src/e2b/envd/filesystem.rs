@@ -4,19 +4,19 @@ use std::future::ready;
 use std::path::Path;
 use std::sync::Arc;
 
-use micabox::{Error, FileKind, Files};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use micabox::{Error, FileKind};
+use micabox_async::Files;
+use serde::{Deserialize, Serialize};
 
 use super::accounts::{Accounts, Place};
+use super::entry::Entry;
 use super::{entry, watch};
-use crate::e2b::http::{Answer, Request, blocking};
+use crate::e2b::connections::Call;
+use crate::e2b::http::{Answer, Request};
+use crate::e2b::list::List;
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 use crate::e2b::{Server, connect};
-
-/// Most entries of a list.
-const ENTRIES: usize = 100_000;
 
 /// Levels of a list, if all are wanted.
 const LEVELS: u32 = 256;
@@ -31,6 +31,16 @@ struct Ask {
     depth: u32,
 }
 
+/// The reply of most calls.
+#[derive(Debug, Serialize)]
+struct Described {
+    entry: Entry,
+}
+
+/// A reply without a field.
+#[derive(Debug, Serialize)]
+pub struct Done {}
+
 /// Answers a call.
 pub async fn answer(
     server: Arc<Server>,
@@ -43,70 +53,62 @@ pub async fn answer(
         return watch::stream(server, served, user, request).await;
     }
     let body = request.into_body();
-    let perform: fn(&Place, &Ask) -> Result<Value, Problem> = match call {
-        "CreateWatcher" => {
-            return connect::call(body, |ask| watch::create(&server, served, user, ask)).await;
+    let (server, of, user) = (&server, &served, user.as_deref());
+    match call {
+        "CreateWatcher" => connect::call(body, |ask| watch::create(server, of, user, ask)).await,
+        "GetWatcherEvents" => connect::answer(body, |ask| watch::events(server, of, ask)).await,
+        "RemoveWatcher" => connect::call(body, |ask| ready(watch::remove(server, of, &ask))).await,
+        "Stat" => connect::call(body, |ask| stat(of, user, ask)).await,
+        "MakeDir" => connect::call(body, |ask| make(of, user, ask)).await,
+        "Move" => connect::call(body, |ask| rename(of, user, ask)).await,
+        "Remove" => connect::call(body, |ask| remove(of, user, ask)).await,
+        "ListDir" => {
+            let call = Arc::clone(body.call());
+            connect::answer(body, |ask| list(of, user, ask, call)).await
         }
-        "GetWatcherEvents" => {
-            return connect::call(body, |ask| ready(watch::events(&server, &served, &ask))).await;
-        }
-        "RemoveWatcher" => {
-            return connect::call(body, |ask| ready(watch::remove(&server, &served, &ask))).await;
-        }
-        "Stat" => stat,
-        "ListDir" => list,
-        "MakeDir" => make,
-        "Move" => rename,
-        "Remove" => remove,
-        call => return connect::unknown(call),
-    };
-    connect::call(body, |ask| {
-        blocking(move || {
-            let place = Place::of(&served, user.as_deref())?;
-            perform(&place, &ask)
-        })
-    })
-    .await
+        call => connect::unknown(call),
+    }
 }
 
-fn described(files: &Files, path: &Path) -> Result<Value, Problem> {
-    let entry = entry::of(files, path, &Accounts::read(files))?;
-    Ok(json!({"entry": entry}))
+async fn described(files: &Files, path: &Path) -> Result<Described, Problem> {
+    let entry = entry::of(files, path, &Accounts::read(files).await).await?;
+    Ok(Described { entry })
 }
 
-fn stat(place: &Place, ask: &Ask) -> Result<Value, Problem> {
-    described(place.files(), &place.path(&ask.path)?)
+async fn stat(served: &Served, user: Option<&str>, ask: Ask) -> Result<Described, Problem> {
+    let place = Place::of(served, user).await?;
+    described(place.files(), &place.path(&ask.path).await?).await
 }
 
-fn list(place: &Place, ask: &Ask) -> Result<Value, Problem> {
-    let path = place.path(&ask.path)?;
+async fn list(served: &Served, user: Option<&str>, ask: Ask, call: Arc<Call>) -> Answer {
+    let place = Place::of(served, user).await?;
+    let path = place.path(&ask.path).await?;
     let files = place.files();
-    if files.stat(&path)?.kind != FileKind::Directory {
+    if files.stat(&path).await?.kind != FileKind::Directory {
         let message = format!("path is not a directory: {}", path.display());
         return Err(Problem::invalid(message));
     }
-    let accounts = Accounts::read(files);
-    let mut entries = Vec::new();
+    let accounts = Accounts::read(files).await;
     let depth = match ask.depth {
         0 => 1,
         depth => depth.min(LEVELS),
     };
-    for found in files.list(&path, depth)? {
+    let mut list = List::new("{\"entries\":[", &call);
+    let mut entries = files.entries(&path, depth).await?;
+    while let Some(found) = entries.next().await {
         let found = found?;
-        if entries.len() == ENTRIES {
-            let message = format!("the directory has more than {ENTRIES} entries");
-            return Err(Problem::new(Kind::TooLarge, message));
-        }
         let full = path.join(&found.path);
-        entries.push(entry::describe(&full, &found.stat, found.target, &accounts));
+        let entry = entry::describe(files, &full, &found.stat, &accounts);
+        list.add(&entry.await?).await?;
     }
-    Ok(json!({"entries": entries}))
+    Ok(list.finish("]}"))
 }
 
-fn make(place: &Place, ask: &Ask) -> Result<Value, Problem> {
-    let path = place.path(&ask.path)?;
+async fn make(served: &Served, user: Option<&str>, ask: Ask) -> Result<Described, Problem> {
+    let place = Place::of(served, user).await?;
+    let path = place.path(&ask.path).await?;
     let files = place.files();
-    match files.stat(&path) {
+    match files.stat(&path).await {
         Ok(stat) if stat.kind == FileKind::Directory => {
             let message = format!("directory already exists: {}", path.display());
             return Err(Problem::new(Kind::Exists, message));
@@ -118,28 +120,31 @@ fn make(place: &Place, ask: &Ask) -> Result<Value, Problem> {
         Err(Error::File { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    files.make_directory(&path, true)?;
-    described(files, &path)
+    files.make_directory(&path, true).await?;
+    described(files, &path).await
 }
 
-fn rename(place: &Place, ask: &Ask) -> Result<Value, Problem> {
-    let (from, to) = (place.path(&ask.source)?, place.path(&ask.destination)?);
+async fn rename(served: &Served, user: Option<&str>, ask: Ask) -> Result<Described, Problem> {
+    let place = Place::of(served, user).await?;
+    let from = place.path(&ask.source).await?;
+    let to = place.path(&ask.destination).await?;
     let files = place.files();
     // What is missing is made only for what is there.
-    files.stat_link(&from)?;
+    files.stat_link(&from).await?;
     if let Some(parent) = to.parent() {
-        files.make_directory(parent, true)?;
+        files.make_directory(parent, true).await?;
     }
-    files.rename(&from, &to, true)?;
-    described(files, &to)
+    files.rename(&from, &to, true).await?;
+    described(files, &to).await
 }
 
-fn remove(place: &Place, ask: &Ask) -> Result<Value, Problem> {
-    let path = place.path(&ask.path)?;
-    match place.files().remove(&path, true) {
+async fn remove(served: &Served, user: Option<&str>, ask: Ask) -> Result<Done, Problem> {
+    let place = Place::of(served, user).await?;
+    let path = place.path(&ask.path).await?;
+    match place.files().remove(&path, true).await {
         // As `rm -rf`.
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
         removed => removed?,
     }
-    Ok(json!({}))
+    Ok(Done {})
 }

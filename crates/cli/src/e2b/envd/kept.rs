@@ -11,7 +11,8 @@ use tokio::sync::OnceCell;
 
 use super::running::Running;
 use super::table::Processes;
-use crate::e2b::http::blocking;
+use crate::e2b::http::waiting;
+use crate::e2b::places::Places;
 use crate::e2b::problem::Problem;
 use crate::e2b::sandbox::Served;
 
@@ -108,25 +109,31 @@ impl Known {
 
 impl Processes {
     /// Takes over the commands of earlier servers, when a sandbox's commands are asked for first.
-    pub async fn take_over(self: &Arc<Self>, served: &Served) {
+    pub async fn take_over(self: &Arc<Self>, places: &Places, served: &Served) {
         if served.since() > self.known.begun.as_secs() {
             return;
         }
         let known = self.known.of(served.id());
         // What fails is tried again: the call that this is for says what is wrong with the sandbox.
-        let _ = known.get_or_try_init(|| self.attach(&served.sandbox)).await;
+        let _ = known
+            .get_or_try_init(|| self.attach(places, &served.sandbox))
+            .await;
     }
 
-    async fn attach(self: &Arc<Self>, sandbox: &SandboxRef) -> Result<(), Problem> {
+    async fn attach(
+        self: &Arc<Self>,
+        places: &Places,
+        sandbox: &SandboxRef,
+    ) -> Result<(), Problem> {
         let again = sandbox.clone();
-        let listed = blocking(move || Ok(again.commands()?)).await?;
+        let listed = waiting(sandbox.id(), move || Ok(again.commands()?)).await?;
         for command in listed {
             let Ok(note) = serde_json::from_str::<Note>(&command.note) else {
                 continue; // another program's
             };
             // One that fails has ended meanwhile.
             if let Ok(running) = Running::attach(sandbox.clone(), &command).await {
-                self.follow(sandbox.id(), running, note)?;
+                self.follow(sandbox.id(), running, note, places.take(sandbox.id())?)?;
             }
         }
         Ok(())

@@ -6,6 +6,7 @@ mod events;
 mod filesystem;
 mod kept;
 mod login;
+mod parts;
 mod process;
 mod running;
 mod table;
@@ -40,8 +41,8 @@ pub async fn answer(server: Arc<Server>, served: Served, request: Request) -> An
     let path = request.uri().path().to_owned();
     if path == FILES {
         return match *request.method() {
-            Method::GET => transfer::download(served, request).await,
-            Method::POST => upload::upload(served, request).await,
+            Method::GET => transfer::download(&server, served, request).await,
+            Method::POST => upload::upload(&server, served, request).await,
             _ => Err(Problem::unsupported("files are read and written")),
         };
     }

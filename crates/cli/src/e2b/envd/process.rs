@@ -8,7 +8,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use micabox::{Command, EnvChange, Error, FileKind, Overrides, TtySize};
 use rustix::process::Signal;
-use serde::Deserialize;
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::accounts::Place;
@@ -75,7 +76,40 @@ struct Ask {
     input: Option<Input>,
     pty: Option<Pty>,
     #[serde(default)]
-    signal: Value,
+    signal: Option<Named>,
+}
+
+/// A signal's name or number.
+#[derive(Debug)]
+enum Named {
+    Name(String),
+    Number(i64),
+}
+
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl Visitor<'_> for Either {
+            type Value = Named;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a signal's name or number")
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<Named, E> {
+                Ok(Named::Name(name.to_owned()))
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<Named, E> {
+                Ok(Named::Number(number))
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<Named, E> {
+                Ok(Named::Number(i64::try_from(number).unwrap_or(0)))
+            }
+        }
+        from.deserialize_any(Either)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -116,7 +150,8 @@ pub async fn answer(
     call: &str,
     request: Request,
 ) -> Answer {
-    server.processes.take_over(&served).await;
+    let places = &server.bounds.commands;
+    server.processes.take_over(places, &served).await;
     let (head, body) = request.into_parts();
     let timing = Timing::of(&head.headers);
     let keepalive = json!({"event": {"keepalive": {}}});
@@ -198,7 +233,11 @@ impl Ask {
         ];
         let found = signals
             .into_iter()
-            .find(|(name, signal)| self.signal == *name || self.signal == signal.as_raw());
+            .find(|(name, signal)| match &self.signal {
+                Some(Named::Name(given)) => given == name,
+                Some(Named::Number(given)) => *given == i64::from(signal.as_raw()),
+                None => false,
+            });
         let unknown = || Problem::unsupported("the signals here are SIGTERM and SIGKILL");
         found.map(|(_, signal)| signal).ok_or_else(unknown)
     }
@@ -235,11 +274,23 @@ fn list(server: &Server, served: &Served) -> Value {
 
 async fn stream_input(server: &Server, served: &Served, body: Incoming) -> Result<Value, Problem> {
     let mut messages = Messages::new(body);
-    let mut process = None;
-    while let Some(message) = messages.next::<Streamed>().await? {
+    let mut process: Option<Arc<Process>> = None;
+    loop {
+        let message = match &process {
+            None => messages.next::<Streamed>().await?,
+            Some(process) => tokio::select! {
+                biased;
+                message = messages.next::<Streamed>() => message?,
+                () = process.over() => return Err(Problem::not_found("the command has ended")),
+            },
+        };
+        let Some(message) = message else {
+            return Ok(json!({}));
+        };
         if let Some(begin) = message.start {
             let which = begin.process.selector()?;
             process = Some(server.processes.find(served.id(), &which)?);
+            messages.be_patient();
         }
         if let Some(more) = message.data {
             let missing = || Problem::invalid("the stream does not begin with a process");
@@ -247,7 +298,6 @@ async fn stream_input(server: &Server, served: &Served, body: Incoming) -> Resul
             more.input.write(process).await?;
         }
     }
-    Ok(json!({}))
 }
 
 async fn start(
@@ -257,7 +307,7 @@ async fn start(
     body: Incoming,
     timing: Timing,
 ) -> Result<tokio::sync::mpsc::Receiver<connect::Piece>, Problem> {
-    server.processes.check()?;
+    let room = server.bounds.commands.take(served.id())?;
     let start: Start = Messages::new(body).only().await?;
     let config = json!({
         "cmd": start.process.cmd,
@@ -266,8 +316,7 @@ async fn start(
         "cwd": start.process.cwd,
     });
     let note = Note::new(config, start.tag.clone(), timing.timeout);
-    let again = served.clone();
-    let command = blocking(move || start.command(&again, user.as_deref())).await?;
+    let command = start.command(&served, user.as_deref()).await?;
     let begin = |command| Running::keep(served.sandbox.clone(), command, note.text());
     let first = begin(command.clone()).await;
     let running = match first {
@@ -284,27 +333,27 @@ async fn start(
         first => first,
     };
     let running = running?;
-    server.processes.follow(served.id(), running, note)
+    server.processes.follow(served.id(), running, note, room)
 }
 
-async fn has(served: &Served, path: &'static str) -> bool {
-    let files = served.sandbox.files();
-    blocking(move || Ok(files.exists(path)?))
-        .await
-        .unwrap_or(true)
+async fn has(served: &Served, path: &str) -> bool {
+    match served.connect().await {
+        Ok(sandbox) => sandbox.files().exists(path).await.unwrap_or(true),
+        Err(_) => true,
+    }
 }
 
 impl Start {
     /// Makes the command, with what E2B tells commands about their sandbox.
-    fn command(&self, served: &Served, user: Option<&str>) -> Result<Command, Problem> {
-        let place = Place::of(served, user)?;
+    async fn command(&self, served: &Served, user: Option<&str>) -> Result<Command, Problem> {
+        let place = Place::of(served, user).await?;
         let config = &self.process;
         let workdir = match &config.cwd {
             Some(path) => {
-                let path = place.path(path)?;
+                let path = place.path(path).await?;
                 let missing =
                     || Problem::invalid(format!("cwd '{}' does not exist", path.display()));
-                match place.files().stat(&path) {
+                match place.files().stat(&path).await {
                     Ok(stat) if stat.kind == FileKind::Directory => path,
                     Ok(_) | Err(Error::File { .. }) => return Err(missing()),
                     Err(error) => return Err(error.into()),
@@ -332,7 +381,8 @@ impl Start {
             workdir: Some(workdir.into()),
             ..Overrides::default()
         };
-        let mut command = served.sandbox.command(&overrides)?;
+        let sandbox = served.sandbox.clone();
+        let mut command = blocking(move || Ok(sandbox.command(&overrides)?)).await?;
         login::keep_path(&mut command);
         command.tty = self.pty.map(|pty| pty.size.into());
         command.stdin = self.pty.is_some() || self.stdin.unwrap_or(true);

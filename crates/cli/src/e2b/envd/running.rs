@@ -13,7 +13,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe::{Receiver, Sender};
 
-use crate::e2b::http::blocking;
+use crate::e2b::http::waiting;
 use crate::e2b::problem::{Kind, Problem};
 
 /// A command, and this process's ends of its streams.
@@ -103,7 +103,8 @@ impl Running {
         if command.stdin {
             options.stdin = ends.input()?;
         }
-        let started = blocking(move || Ok(sandbox.exec_with(&command, options)?));
+        let id = sandbox.id().to_owned();
+        let started = waiting(&id, move || Ok(sandbox.exec_with(&command, options)?));
         ends.of(&started.await?, None)
     }
 
@@ -128,7 +129,8 @@ impl Running {
                 ..ExecOptions::default()
             });
         }
-        let started = blocking(move || {
+        let id = sandbox.id().to_owned();
+        let started = waiting(&id, move || {
             let process = sandbox.exec_with(&command, options)?;
             let input = input.map(|input| sandbox.attach_to(process.pid(), input));
             let input = match input.transpose() {
@@ -155,7 +157,8 @@ impl Running {
             ..ExecOptions::default()
         };
         let pid = command.pid;
-        let attached = blocking(move || {
+        let id = sandbox.id().to_owned();
+        let attached = waiting(&id, move || {
             let process = sandbox.attach_to(pid, outputs)?;
             // Where another process has its stdin, that is refused.
             let input = sandbox.attach_to(pid, input).ok();
@@ -175,7 +178,8 @@ impl Running {
             stdin: ends.input()?,
             ..ends.outputs(false)?
         };
-        let connected = blocking(move || Ok(sandbox.connect_to(port, options)?));
+        let id = sandbox.id().to_owned();
+        let connected = waiting(&id, move || Ok(sandbox.connect_to(port, options)?));
         ends.of(&connected.await?, None)
     }
 }

@@ -12,22 +12,22 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::Receiver;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::kept::{Known, Note};
 use super::running::{Input, Running, ended};
 use crate::e2b::connect::{self, Piece};
+use crate::e2b::places::Place;
 use crate::e2b::problem::{Kind, Problem};
 
-/// Most commands of a server at a time, and most clients that hear one.
-const COMMANDS: usize = 1000;
+/// Most clients that hear a command.
 const CLIENTS: usize = 64;
 
 /// Bytes of output that are read at a time.
 const PIECE: usize = 32 << 10;
 
 /// Pieces of output that wait for a client. The command waits for the slowest.
-const PIECES: usize = 16;
+const PIECES: usize = 4;
 
 /// How much later a command is killed than its client hears that its time is over.
 const LAG: Duration = Duration::from_millis(200);
@@ -50,6 +50,9 @@ pub struct Process {
     stdin: tokio::sync::Mutex<Option<Input>>,
     /// None once it is over.
     clients: Mutex<Option<Vec<mpsc::Sender<Piece>>>>,
+    /// Tells its end.
+    over: Notify,
+    _place: Place,
 }
 
 impl Processes {
@@ -60,6 +63,7 @@ impl Processes {
         sandbox: &str,
         running: Running,
         note: Note,
+        place: Place,
     ) -> Result<mpsc::Receiver<Piece>, Problem> {
         let time = note.left();
         let process = Arc::new(Process {
@@ -69,6 +73,8 @@ impl Processes {
             handle: running.handle,
             stdin: tokio::sync::Mutex::new(running.stdin),
             clients: Mutex::new(Some(Vec::new())),
+            over: Notify::new(),
+            _place: place,
         });
         let rest = process.hear()?;
         if let Some(time) = time {
@@ -92,15 +98,6 @@ impl Processes {
             process.finish(end).await;
         });
         Ok(rest)
-    }
-
-    /// Fails if there are too many.
-    pub fn check(&self) -> Result<(), Problem> {
-        if self.lock().len() < COMMANDS {
-            return Ok(());
-        }
-        let message = format!("this server has {COMMANDS} commands already");
-        Err(Problem::new(Kind::TooMany, message))
     }
 
     /// Finds a command by its process ID or tag.
@@ -196,8 +193,17 @@ impl Process {
         }
     }
 
+    /// Waits for its end.
+    pub async fn over(&self) {
+        let over = self.over.notified();
+        if self.lock().is_some() {
+            over.await;
+        }
+    }
+
     async fn finish(&self, end: Result<ExitStatus, Problem>) {
         let clients = self.lock().take().unwrap_or_default();
+        self.over.notify_waiters();
         self.stdin.lock().await.take();
         for client in clients {
             match &end {

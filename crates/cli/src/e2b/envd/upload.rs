@@ -1,39 +1,39 @@
 //! Contents of files: to a sandbox.
 
-use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::io::{self, BufRead, Read};
+use std::path::Path;
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use flate2::read::GzDecoder;
+use flate2::bufread::GzDecoder;
 use http_body_util::BodyExt;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use micabox::WriteOptions;
-use multer::{Constraints, Multipart, SizeLimit};
+use micabox_async::FileWriter;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::io::AsyncWriteExt;
+use tokio::time::timeout;
 
 use super::accounts::Place;
+use super::parts::Parts;
 use super::transfer::asked;
-use crate::e2b::http::{self, Answer, Request, blocking, header};
+use crate::e2b::Server;
+use crate::e2b::http::{self, Answer, Request, header};
 use crate::e2b::incoming::Incoming;
+use crate::e2b::list::List;
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 
-/// Most files of a request.
-const FILES: usize = 1000;
+/// How long a sandbox may take for a piece of a file.
+const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Bytes that are written at a time.
+/// Unpacked bytes that are written at a time.
 const PIECE: usize = 64 << 10;
 
-/// Pieces that wait for the sandbox.
-const PIECES: usize = 16;
-
 /// Writes the file or files of a request.
-pub async fn upload(served: Served, request: Request) -> Answer {
+pub async fn upload(server: &Server, served: Served, request: Request) -> Answer {
     let (path, user) = asked(request.uri())?;
-    let place = blocking(move || Place::of(&served, user.as_deref())).await?;
     let headers = request.headers();
     if headers
         .keys()
@@ -53,166 +53,144 @@ pub async fn upload(served: Served, request: Request) -> Answer {
             return Err(Problem::unsupported(message));
         }
     };
+    let room = server.bounds.transfers.wait(served.id(), 1).await?;
+    request.body().call().keep(room);
+    let place = Place::of(&served, user.as_deref()).await?;
     let body = request.into_body();
-    let written = match boundary {
-        Some(boundary) => parts(&place, path, body, boundary).await?,
+    match boundary {
+        Some(boundary) => parts(&place, path, body, boundary).await,
         None => {
             let path = path.ok_or_else(|| Problem::invalid("the path is missing"))?;
-            vec![whole(&place, &path, body, is_packed).await?]
+            let path = place.path(&path).await?;
+            whole(&place, &path, body, is_packed).await?;
+            Ok(http::json(StatusCode::OK, &[described(&path)]))
         }
-    };
-    Ok(http::json(StatusCode::OK, &written))
+    }
 }
 
 /// The body is the file.
 async fn whole(
     place: &Place,
-    path: &str,
+    path: &Path,
     mut body: Incoming,
     is_packed: bool,
-) -> Result<Value, Problem> {
-    let path = place.path(path)?;
-    let writing = Writing::begin(place, path.clone(), is_packed);
+) -> Result<(), Problem> {
+    let mut file = create(place, path).await?;
+    let mut packed = is_packed.then(|| GzDecoder::new(Pieces::default()));
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Problem::invalid(error.to_string()))?;
-        if let Ok(data) = frame.into_data()
-            && !writing.write(data).await
-        {
+        let Ok(data) = frame.map_err(http::broken)?.into_data() else {
+            continue;
+        };
+        let is_open = match &mut packed {
+            None => put(&mut file, &data).await?,
+            Some(packed) => {
+                packed.get_mut().piece = data;
+                unpack(packed, &mut file).await?
+            }
+        };
+        if !is_open {
             break;
         }
     }
-    writing.finish().await?;
-    Ok(described(&path))
+    if let Some(packed) = &mut packed {
+        packed.get_mut().is_over = true;
+        unpack(packed, &mut file).await?;
+    }
+    Ok(file.finish().await?)
 }
 
-/// The body has a part for each file, whose name is its path.
-async fn parts(
-    place: &Place,
-    path: Option<String>,
-    body: Incoming,
-    boundary: String,
-) -> Result<Vec<Value>, Problem> {
-    let broken = |error: multer::Error| Problem::invalid(error.to_string());
-    // Contents are not kept here, and may be as long as the sandbox has room.
-    let limits = Constraints::new().size_limit(SizeLimit::new());
-    let body = http_body_util::BodyDataStream::new(body);
-    let mut parts = Multipart::with_constraints(body, boundary, limits);
-    let mut written = Vec::new();
-    while let Some(mut part) = parts.next_field().await.map_err(broken)? {
-        if part.name() != Some("file") {
-            continue;
-        }
-        if written.len() == FILES {
-            let message = format!("a request may have {FILES} files");
-            return Err(Problem::new(Kind::TooLarge, message));
-        }
-        let name = match (&path, part.file_name()) {
-            (Some(path), _) => path.clone(),
-            (None, Some(name)) => name.to_owned(),
-            (None, None) => return Err(Problem::invalid("a file has no name")),
-        };
-        let path = place.path(&name)?;
-        let writing = Writing::begin(place, path.clone(), false);
-        while let Some(data) = part.chunk().await.map_err(broken)? {
-            if !writing.write(data).await {
-                break;
-            }
-        }
-        writing.finish().await?;
-        written.push(described(&path));
-    }
-    if written.is_empty() {
-        return Err(Problem::invalid("the request has no file"));
-    }
-    Ok(written)
+async fn create(place: &Place, path: &Path) -> Result<FileWriter, Problem> {
+    let options = WriteOptions {
+        parents: true,
+        ..WriteOptions::default()
+    };
+    Ok(place.files().create(path, options).await?)
 }
 
-fn described(path: &std::path::Path) -> Value {
+/// Writes a piece. Returns whether more is wanted: otherwise the file's end has the reason.
+async fn put(file: &mut FileWriter, data: &[u8]) -> Result<bool, Problem> {
+    let late = |_| Problem::new(Kind::Deadline, "the sandbox takes no more of the file");
+    let written = timeout(PATIENCE, file.write_all(data)).await;
+    Ok(written.map_err(late)?.is_ok())
+}
+
+fn described(path: &Path) -> Value {
     let name = path.file_name().unwrap_or_default();
     json!({"name": name.to_string_lossy(), "type": "file", "path": path.to_string_lossy()})
 }
 
-/// A file that is written in a thread. If this is dropped, so is the rest of the file.
-struct Writing {
-    /// None at the file's end; without it the client is gone.
-    pieces: mpsc::Sender<Option<Bytes>>,
-    thread: JoinHandle<Result<(), Problem>>,
-}
-
-impl Writing {
-    fn begin(place: &Place, path: PathBuf, is_packed: bool) -> Self {
-        let (pieces, rest) = mpsc::channel(PIECES);
-        let files = place.files().clone();
-        let thread = tokio::task::spawn_blocking(move || {
-            let options = WriteOptions {
-                parents: true,
-                ..WriteOptions::default()
-            };
-            let mut file = files.create(&path, options)?;
-            let pieces = Pieces {
-                rest,
-                piece: Bytes::new(),
-                is_over: false,
-            };
-            let copied = if is_packed {
-                copy(&mut GzDecoder::new(pieces), &mut file)
-            } else {
-                copy(&mut { pieces }, &mut file)
-            };
-            match copied {
-                // The sandbox has the better reason.
-                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                    Err(Problem::invalid(format!("the body: {error}")))
-                }
-                _ => Ok(file.finish()?),
-            }
-        });
-        Self { pieces, thread }
-    }
-
-    /// Returns whether more is wanted.
-    async fn write(&self, data: Bytes) -> bool {
-        self.pieces.send(Some(data)).await.is_ok()
-    }
-
-    async fn finish(self) -> Result<(), Problem> {
-        let _ = self.pieces.send(None).await;
-        let written = self.thread.await;
-        written.unwrap_or_else(|_| Err(Problem::new(Kind::Internal, "a thread has failed")))
-    }
-}
-
-fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
+/// Writes what a piece of a packed body has. Returns whether more is wanted.
+async fn unpack(from: &mut GzDecoder<Pieces>, to: &mut FileWriter) -> Result<bool, Problem> {
     let mut buffer = vec![0; PIECE];
     loop {
-        match from.read(&mut buffer)? {
-            0 => return Ok(()),
-            count => to.write_all(buffer.get(..count).unwrap_or_default())?,
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(true),
+            Ok(count) => {
+                let data = buffer.get(..count).unwrap_or_default();
+                if !put(to, data).await? {
+                    return Ok(false);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+            Err(error) => return Err(http::broken(error)),
         }
     }
 }
 
-/// The pieces of a body, for a thread.
+/// The bytes that have come of a packed body.
+#[derive(Default)]
 struct Pieces {
-    rest: mpsc::Receiver<Option<Bytes>>,
     piece: Bytes,
     is_over: bool,
 }
 
 impl Read for Pieces {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.piece.is_empty() && !self.is_over {
-            match self.rest.blocking_recv() {
-                Some(Some(piece)) => self.piece = piece,
-                Some(None) => self.is_over = true,
-                None => return Err(io::ErrorKind::ConnectionAborted.into()),
-            }
-        }
-        let count = self.piece.len().min(buffer.len());
-        let taken = self.piece.split_to(count);
-        if let Some(place) = buffer.get_mut(..count) {
-            taken.as_ref().copy_to_slice(place);
-        }
+        let count = self.fill_buf()?.read(buffer)?;
+        self.consume(count);
         Ok(count)
     }
+}
+
+impl BufRead for Pieces {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.piece.is_empty() && !self.is_over {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(&self.piece)
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.piece.advance(count);
+    }
+}
+
+/// The body has a part for each file, whose name is its path.
+async fn parts(place: &Place, path: Option<String>, body: Incoming, boundary: String) -> Answer {
+    let mut written = List::new("[", body.call());
+    let mut parts = Parts::new(body, boundary);
+    while let Some(mut part) = parts.next().await? {
+        if part.name() != Some("file") {
+            while part.chunk().await?.is_some() {}
+            continue;
+        }
+        let name = match (&path, part.file_name()) {
+            (Some(path), _) => path.clone(),
+            (None, Some(name)) => name.to_owned(),
+            (None, None) => return Err(Problem::invalid("a file has no name")),
+        };
+        let path = place.path(&name).await?;
+        let mut file = create(place, &path).await?;
+        while let Some(data) = part.chunk().await? {
+            if !put(&mut file, &data).await? {
+                break;
+            }
+        }
+        file.finish().await?;
+        written.add(&described(&path)).await?;
+    }
+    if written.is_empty() {
+        return Err(Problem::invalid("the request has no file"));
+    }
+    Ok(written.finish("]"))
 }

@@ -4,22 +4,28 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use micabox::{FileChange, FileKind, Watch};
+use micabox::{FileChange, FileEvent, FileKind};
+use micabox_async::Watch;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
-use super::accounts::Place;
-use super::events;
+use super::accounts::{Accounts, Place};
+use super::entry;
+use super::events::Event;
+use super::filesystem::Done;
+use super::watchers::Watcher;
 use crate::e2b::Server;
 use crate::e2b::connect::{self, Messages, Piece, Timing};
-use crate::e2b::http::{Answer, Request, blocking};
+use crate::e2b::http::{self, Answer, Request};
 use crate::e2b::incoming::Incoming;
+use crate::e2b::places;
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 
-/// How often a watch checks that its client is still connected.
-const LOOK: Duration = Duration::from_millis(500);
+/// How long a sandbox may take to say what has changed.
+const ANSWER: Duration = Duration::from_secs(30);
 
 /// Changes that wait for a client.
 const PIECES: usize = 64;
@@ -43,60 +49,80 @@ pub struct Which {
 /// A watch that has begun.
 struct Begun {
     watch: Watch,
+    shown: Shown,
+    /// Until it ends.
+    _place: places::Place,
+}
+
+/// What is said of a change.
+struct Shown {
     place: Place,
     path: PathBuf,
     has_entries: bool,
 }
 
-fn begin(served: &Served, user: Option<&str>, ask: &Ask) -> Result<Begun, Problem> {
-    let place = Place::of(served, user)?;
-    let path = place.path(&ask.path)?;
-    let stat = place.files().stat(&path)?;
+async fn begin(
+    server: &Server,
+    served: &Served,
+    user: Option<&str>,
+    ask: Ask,
+) -> Result<Begun, Problem> {
+    let room = server.watchers.room(&server.bounds.watches, served.id());
+    let room = room.await?;
+    let place = Place::of(served, user).await?;
+    let path = place.path(&ask.path).await?;
+    let stat = place.files().stat(&path).await?;
     if stat.kind != FileKind::Directory {
         let message = format!("path is not a directory: {}", path.display());
         return Err(Problem::invalid(message));
     }
-    let watch = place.files().watch(&path, ask.recursive)?;
     Ok(Begun {
-        watch,
-        place,
-        path,
-        has_entries: ask.include_entry,
+        watch: place.files().watch(&path, ask.recursive).await?,
+        shown: Shown {
+            place,
+            path,
+            has_entries: ask.include_entry,
+        },
+        _place: room,
     })
 }
 
 impl Begun {
-    /// Sends changes until the client is gone: `tell` returns false then.
-    fn run(mut self, mut tell: impl FnMut(Told) -> bool) {
-        loop {
-            let told = match self.watch.next_within(LOOK) {
-                Ok(Some(event)) if event.change == FileChange::Overflow => Told::Missing,
-                Ok(Some(event)) => match events::of(&event) {
-                    Some(mut told) => {
-                        if self.has_entries {
-                            events::complete(&mut told, &event, self.place.files(), &self.path);
-                        }
-                        Told::Event(told)
-                    }
-                    None => continue,
-                },
-                Ok(None) => Told::Nothing,
-                Err(error) => Told::End(error.into()),
-            };
-            let is_over = matches!(told, Told::End(_));
-            if !tell(told) || is_over {
-                return;
-            }
+    /// Waits for a change.
+    async fn next(&mut self) -> Told {
+        match self.watch.next().await {
+            Some(Ok(event)) => self.shown.told(event).await,
+            Some(Err(error)) => Told::End(error.into()),
+            // What is watched is gone, and nothing more changes.
+            None => std::future::pending().await,
         }
+    }
+}
+
+impl Shown {
+    async fn told(&self, event: FileEvent) -> Told {
+        if event.change == FileChange::Overflow {
+            return Told::Missing;
+        }
+        let Some(mut told) = Event::of(&event) else {
+            return Told::Nothing;
+        };
+        if self.has_entries {
+            let files = self.place.files();
+            let accounts = Accounts::read(files).await;
+            let path = self.path.join(&event.path);
+            told.entry = entry::of(files, &path, &accounts).await.ok();
+        }
+        Told::Event(told)
     }
 }
 
 /// What a watch says.
 enum Told {
-    Event(Value),
+    Event(Event),
     /// Changes that it does not know.
     Missing,
-    /// Nothing has changed for a while.
+    /// A change that clients know nothing of.
     Nothing,
     End(Problem),
 }
@@ -104,47 +130,79 @@ enum Told {
 /// `CreateWatcher`
 pub async fn create(
     server: &Arc<Server>,
-    served: Served,
-    user: Option<String>,
+    served: &Served,
+    user: Option<&str>,
     ask: Ask,
 ) -> Result<Value, Problem> {
-    let ticket = server.watchers.ticket()?;
+    let begun = begin(server, served, user, ask).await?;
     let id = served.id().to_owned();
-    let begun = blocking(move || begin(&served, user.as_deref(), &ask)).await?;
-    let (name, changes) = server.watchers.keep(&id)?;
+    let (asks, asked) = mpsc::channel(1);
+    let (name, watcher) = server.watchers.keep(&id, asks)?;
     let (server, kept) = (Arc::clone(server), name.clone());
-    tokio::task::spawn_blocking(move || {
-        let _ticket = ticket;
-        begun.run(|told| {
-            let Some(watcher) = changes.upgrade() else {
-                return false;
-            };
-            match told {
-                Told::Event(event) => watcher.push(event),
-                Told::Missing => watcher.miss(),
-                Told::Nothing => {}
-                Told::End(why) if why.kind == Kind::Gone => {
-                    // A sandbox that has ended takes no requests.
-                    let _ = server.watchers.remove(&id, &kept);
-                }
-                Told::End(why) => watcher.end(why),
-            }
-            true
-        });
+    tokio::spawn(async move {
+        if let Some(why) = follow(begun, &watcher, asked).await
+            && why.kind == Kind::Gone
+        {
+            // A sandbox that has ended takes no requests.
+            let _ = server.watchers.remove(&id, &kept);
+        }
     });
     Ok(json!({"watcherId": name}))
 }
 
+/// Notes changes until the watch is removed, or its end, which is returned.
+async fn follow(
+    mut begun: Begun,
+    watcher: &std::sync::Weak<Watcher>,
+    mut asked: mpsc::Receiver<oneshot::Sender<()>>,
+) -> Option<Problem> {
+    loop {
+        let (told, answer) = tokio::select! {
+            // None when it is removed.
+            answer = asked.recv() => {
+                let answer = answer?;
+                let mut all = Vec::new();
+                match timeout(ANSWER, begun.watch.so_far()).await {
+                    Ok(Ok(events)) => for event in events {
+                        all.push(begun.shown.told(event).await);
+                    },
+                    Ok(Err(error)) => all.push(Told::End(error.into())),
+                    Err(_) => continue,
+                }
+                (all, Some(answer))
+            }
+            told = begun.next() => (vec![told], None),
+        };
+        for told in told {
+            let watcher = watcher.upgrade()?;
+            match told {
+                Told::Event(event) => watcher.push(&event),
+                Told::Missing => watcher.miss(),
+                Told::Nothing => {}
+                Told::End(why) => {
+                    watcher.end(why.clone());
+                    return Some(why);
+                }
+            }
+        }
+        if let Some(answer) = answer {
+            // The client may be gone.
+            let _ = answer.send(());
+        }
+    }
+}
+
 /// `GetWatcherEvents`
-pub fn events(server: &Server, served: &Served, which: &Which) -> Result<Value, Problem> {
+pub async fn events(server: &Server, served: &Served, which: Which) -> Answer {
     let watcher = server.watchers.find(served.id(), &which.watcher_id)?;
-    Ok(json!({"events": watcher.take()?}))
+    watcher.ask(ANSWER).await?;
+    Ok(http::json_text(watcher.take()?))
 }
 
 /// `RemoveWatcher`
-pub fn remove(server: &Server, served: &Served, which: &Which) -> Result<Value, Problem> {
+pub fn remove(server: &Server, served: &Served, which: &Which) -> Result<Done, Problem> {
     server.watchers.remove(served.id(), &which.watcher_id)?;
-    Ok(json!({}))
+    Ok(Done {})
 }
 
 /// `WatchDir`
@@ -167,16 +225,18 @@ async fn tell(
     body: Incoming,
 ) -> Result<mpsc::Receiver<Piece>, Problem> {
     let ask: Ask = Messages::new(body).only().await?;
-    let ticket = server.watchers.ticket()?;
-    let begun = blocking(move || begin(&served, user.as_deref(), &ask)).await?;
+    let mut begun = begin(server, &served, user.as_deref(), ask).await?;
     let (pieces, rest) = mpsc::channel(PIECES);
     let start = connect::message(&json!({"start": {}}));
     let _ = pieces.send(Piece::Message(start)).await;
-    tokio::task::spawn_blocking(move || {
-        let _ticket = ticket;
-        begun.run(|told| {
+    tokio::spawn(async move {
+        loop {
+            let told = tokio::select! {
+                () = pieces.closed() => return,
+                told = begun.next() => told,
+            };
             let piece = match told {
-                Told::Nothing => return !pieces.is_closed(),
+                Told::Nothing => continue,
                 Told::Event(event) => {
                     Piece::Message(connect::message(&json!({"filesystem": event})))
                 }
@@ -187,8 +247,10 @@ async fn tell(
                 Told::End(why) => Piece::End(Some(why)),
             };
             let is_over = matches!(piece, Piece::End(_));
-            pieces.blocking_send(piece).is_ok() && !is_over
-        });
+            if pieces.send(piece).await.is_err() || is_over {
+                return;
+            }
+        }
     });
     Ok(rest)
 }

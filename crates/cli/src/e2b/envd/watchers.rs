@@ -4,27 +4,25 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
+use super::events::Event;
+use crate::e2b::places::{Place, Places};
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::token;
-
-/// Most watches of a server, streams included: each has a thread.
-const WATCHES: usize = 128;
 
 /// How long a watch is kept for a client that does not ask, if its place is needed: one that ended without
 /// removing the watch never asks again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Most changes that are kept for a client that does not ask.
+/// Most changes that are kept for a client that does not ask, and most bytes of them.
 const CHANGES: usize = 10_000;
+const BYTES: usize = 2 << 20;
 
-/// All watches.
+/// All watches of clients that ask.
 #[derive(Debug, Default)]
-pub struct Watchers {
-    kept: Mutex<HashMap<String, Kept>>,
-    running: Arc<()>,
-}
+pub struct Watchers(Mutex<HashMap<String, Kept>>);
 
 /// The watch of a client that asks from time to time.
 #[derive(Debug)]
@@ -36,40 +34,49 @@ struct Kept {
 }
 
 /// What has changed since a client asked.
-#[derive(Debug, Default)]
-pub struct Watcher(Mutex<Changes>);
+#[derive(Debug)]
+pub struct Watcher {
+    changes: Mutex<Changes>,
+    /// Where the watch is asked for all that has changed so far.
+    asks: mpsc::Sender<oneshot::Sender<()>>,
+}
 
 #[derive(Debug, Default)]
 struct Changes {
-    all: VecDeque<Value>,
+    /// In JSON.
+    all: VecDeque<Vec<u8>>,
+    bytes: usize,
     are_missing: bool,
     end: Option<Problem>,
 }
 
-/// A watch's place; it is free again when this is dropped.
-#[derive(Debug)]
-pub struct Ticket {
-    _running: Arc<()>,
-}
-
 impl Watchers {
-    /// Takes a place for a watch.
-    pub fn ticket(&self) -> Result<Ticket, Problem> {
-        // The thread of a watch that is given up ends, and its place is free, within a second.
-        if Arc::strong_count(&self.running) > WATCHES && !self.give_one_up() {
-            let message = format!("this server has {WATCHES} watches already");
-            return Err(Problem::new(Kind::TooMany, message));
+    /// Takes a place for a watch: one of a client that does not ask, if there is no other.
+    pub async fn room(&self, places: &Places, sandbox: &str) -> Result<Place, Problem> {
+        let full = match places.take(sandbox) {
+            Ok(place) => return Ok(place),
+            Err(full) => full,
+        };
+        let of = places.is_full_for(sandbox).then_some(sandbox);
+        if !self.give_one_up(of) {
+            return Err(full);
         }
-        Ok(Ticket {
-            _running: Arc::clone(&self.running),
-        })
+        // It is free as soon as that watch has ended.
+        places.wait(sandbox, 1).await
     }
 
     /// Keeps a watch. Returns its name, and where its changes go for as long as it is kept.
-    pub fn keep(&self, sandbox: &str) -> Result<(String, Weak<Watcher>), Problem> {
+    pub fn keep(
+        &self,
+        sandbox: &str,
+        asks: mpsc::Sender<oneshot::Sender<()>>,
+    ) -> Result<(String, Weak<Watcher>), Problem> {
         let name = token::random();
         let name = name.map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
-        let watcher = Arc::new(Watcher::default());
+        let watcher = Arc::new(Watcher {
+            changes: Mutex::default(),
+            asks,
+        });
         let changes = Arc::downgrade(&watcher);
         let kept = Kept {
             sandbox: sandbox.to_owned(),
@@ -98,29 +105,38 @@ impl Watchers {
         Ok(())
     }
 
-    /// Removes the watch whose client has not asked for longest; false if each one has within [`PATIENCE`].
-    fn give_one_up(&self) -> bool {
+    /// Removes the watch, of this sandbox or of all, whose client has not asked for longest; false if each one has
+    /// within [`PATIENCE`].
+    fn give_one_up(&self, sandbox: Option<&str>) -> bool {
         let mut all = self.lock();
-        let oldest = all.iter().min_by_key(|(_, kept)| kept.asked);
+        let ours = all.iter();
+        let ours = ours.filter(|(_, kept)| sandbox.is_none_or(|sandbox| kept.sandbox == sandbox));
+        let oldest = ours.min_by_key(|(_, kept)| kept.asked);
         let oldest = oldest.filter(|(_, kept)| kept.asked.elapsed() >= PATIENCE);
         let name = oldest.map(|(name, _)| name.clone());
         name.is_some_and(|name| all.remove(&name).is_some())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Watcher {
     /// Notes a change.
-    pub fn push(&self, event: Value) {
+    pub fn push(&self, event: &Event) {
+        // Writing into memory does not fail.
+        let event = serde_json::to_vec(event).unwrap_or_default();
         let mut changes = self.lock();
-        if changes.all.len() == CHANGES {
-            changes.all.pop_front();
+        changes.bytes += event.len();
+        changes.all.push_back(event);
+        while changes.all.len() > CHANGES || changes.bytes > BYTES {
+            let Some(oldest) = changes.all.pop_front() else {
+                break;
+            };
+            changes.bytes -= oldest.len();
             changes.are_missing = true;
         }
-        changes.all.push_back(event);
     }
 
     /// Notes why there are no more.
@@ -133,22 +149,43 @@ impl Watcher {
         self.lock().are_missing = true;
     }
 
-    /// Returns what has changed.
-    pub fn take(&self) -> Result<Vec<Value>, Problem> {
+    /// Waits until all that has changed by now is noted.
+    pub async fn ask(&self, time: Duration) -> Result<(), Problem> {
+        let (answer, answered) = oneshot::channel();
+        let asking = async {
+            if self.asks.send(answer).await.is_ok() {
+                // Without an answer it has ended, and all is noted.
+                let _ = answered.await;
+            }
+        };
+        let late = |_| {
+            let message = "the sandbox does not say what has changed";
+            Problem::new(Kind::Deadline, message)
+        };
+        timeout(time, asking).await.map_err(late)
+    }
+
+    /// Returns what has changed, as the reply for the client.
+    pub fn take(&self) -> Result<Vec<u8>, Problem> {
         let mut changes = self.lock();
         if std::mem::take(&mut changes.are_missing) {
             changes.all.clear();
+            changes.bytes = 0;
             let message = "there were too many changes, and some are missing";
             return Err(Problem::new(Kind::TooMany, message));
         }
         match &changes.end {
             Some(why) if changes.all.is_empty() => Err(why.clone()),
-            _ => Ok(changes.all.drain(..).collect()),
+            _ => {
+                changes.bytes = 0;
+                let all: Vec<Vec<u8>> = changes.all.drain(..).collect();
+                Ok([&b"{\"events\":["[..], &all.join(&b','), b"]}"].concat())
+            }
         }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Changes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -156,23 +193,58 @@ impl Watcher {
 mod tests {
     use super::*;
 
+    fn keep(watchers: &Watchers, sandbox: &str) -> String {
+        let (asks, _) = mpsc::channel(1);
+        watchers.keep(sandbox, asks).unwrap().0
+    }
+
     #[test]
     fn a_watch_whose_client_does_not_ask_makes_room_for_another() {
         let watchers = Watchers::default();
-        let mut tickets: Vec<_> = (0..WATCHES).map(|_| watchers.ticket().unwrap()).collect();
-        let (left, _changes) = watchers.keep("one").unwrap();
-        let (used, _changes) = watchers.keep("two").unwrap();
-        assert_eq!(watchers.ticket().unwrap_err().kind, Kind::TooMany);
+        let (left, used) = (keep(&watchers, "one"), keep(&watchers, "two"));
+        assert!(!watchers.give_one_up(None));
         for kept in watchers.lock().values_mut() {
             kept.asked = kept.asked.checked_sub(PATIENCE).unwrap();
         }
         watchers.find("two", &used).unwrap();
-        tickets.push(watchers.ticket().unwrap());
-        assert_eq!(
-            watchers.find("one", &left).unwrap_err().kind,
-            Kind::NotFound
-        );
+        // One sandbox takes no place of another's.
+        assert!(!watchers.give_one_up(Some("two")));
+        assert!(watchers.give_one_up(None));
+        let gone = watchers.find("one", &left).unwrap_err();
+        assert_eq!(gone.kind, Kind::NotFound);
         watchers.find("two", &used).unwrap();
-        assert_eq!(watchers.ticket().unwrap_err().kind, Kind::TooMany);
+        assert!(!watchers.give_one_up(None));
+    }
+
+    #[test]
+    fn changes_that_wait_for_a_client_are_bounded() {
+        let event = |name: String| {
+            Event::of(&micabox::FileEvent {
+                change: micabox::FileChange::Created,
+                path: name.into(),
+                is_directory: false,
+                cookie: 0,
+            })
+            .unwrap()
+        };
+        let (asks, _) = mpsc::channel(1);
+        let watcher = Watcher {
+            changes: Mutex::default(),
+            asks,
+        };
+        watcher.push(&event("a".to_owned()));
+        let told = br#"{"events":[{"name":"a","type":"EVENT_TYPE_CREATE"}]}"#;
+        assert_eq!(watcher.take().unwrap(), told);
+        assert_eq!(watcher.take().unwrap(), b"{\"events\":[]}");
+        for length in [1, 4000] {
+            for _ in 0..=CHANGES {
+                watcher.push(&event("x".repeat(length)));
+            }
+            let changes = watcher.lock();
+            assert!(changes.all.len() <= CHANGES && changes.bytes <= BYTES);
+            drop(changes);
+            assert_eq!(watcher.take().unwrap_err().kind, Kind::TooMany);
+            assert_eq!(watcher.take().unwrap(), b"{\"events\":[]}");
+        }
     }
 }

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::program::{describe, shown};
+use super::watches::Watching;
 
 /// What is left to do once an operation has begun.
 pub enum Work {
@@ -102,8 +103,16 @@ pub fn is_operation(spec: &Exec) -> bool {
     spec.argv.first().is_some_and(|name| name == FILES)
 }
 
+/// Returns whether the command watches files.
+pub fn is_watch(spec: &Exec) -> bool {
+    let [name, request] = spec.argv.as_slice() else {
+        return false;
+    };
+    name == FILES && matches!(FileRequest::decode(request), Ok(FileRequest::Watch { .. }))
+}
+
 /// Begins an operation: does all of it but what needs stdin and stdout.
-pub fn begin(spec: &Exec) -> Result<Work, StartFailed> {
+pub fn begin(spec: &Exec, watching: Option<Watching>) -> Result<Work, StartFailed> {
     let failed = |message: String, errno: Option<Errno>| StartFailed {
         reason: StartFailure::File,
         message,
@@ -117,7 +126,7 @@ pub fn begin(spec: &Exec) -> Result<Work, StartFailed> {
     let root = rustix::fs::open("/", flags, Mode::empty()).map(Root::new);
     let begun = root
         .map_err(Failed::from)
-        .and_then(|root| operate::begin(root, request));
+        .and_then(|root| operate::begin(root, request, watching));
     begun.map_err(|problem| {
         let message = match &*problem.path {
             [] => problem.message,

@@ -6,7 +6,7 @@ use micabox_file::Timestamp;
 use micabox_tree::{Root, Source};
 use micabox_wire::files::{Existing, FileReply, FileRequest};
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, Uid,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, Uid,
     chownat, fcntl_getfl, fcntl_setfl, fstat, linkat, mkdirat, openat, readlinkat, renameat_with,
     seek, symlinkat, unlinkat, utimensat,
 };
@@ -15,12 +15,13 @@ use rustix::io::Errno;
 use super::watch::Watcher;
 use super::{Failed, Work, list};
 use crate::exec::child::last_errno;
+use crate::exec::watches::Watching;
 use crate::kernel::has_one_user;
 
 /// Opening a FIFO or a device must not wait.
 const AT_ONCE: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY);
 
-pub fn begin(root: Root, request: FileRequest) -> Result<Work, Failed> {
+pub fn begin(root: Root, request: FileRequest, watching: Option<Watching>) -> Result<Work, Failed> {
     use FileRequest as Request;
     match request {
         Request::Read {
@@ -61,11 +62,18 @@ pub fn begin(root: Root, request: FileRequest) -> Result<Work, Failed> {
                 target: target.into_bytes(),
             }));
         }
+        Request::Resolve { path } => {
+            let file = found(&root, &path, true)?;
+            let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let target = readlinkat(CWD, link, Vec::new())?.into_bytes();
+            return Ok(Work::Reply(FileReply::Target { target }));
+        }
         Request::Pack { path, follow, name } => {
             return Ok(Work::Pack(Source::open(&root, &path, follow)?, name));
         }
         Request::Watch { path, recursive } => {
-            let watcher = Watcher::new(root, path, recursive)?;
+            let watching = watching.ok_or(Errno::INVAL)?;
+            let watcher = Watcher::new(watching, root, path, recursive)?;
             return Ok(Work::Watch(Box::new(watcher)));
         }
         Request::Unpack { path } => {

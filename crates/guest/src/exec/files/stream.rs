@@ -29,7 +29,7 @@ pub fn finish(work: Work) -> Result<(), Failed> {
         Work::List(directory, depth) => entries(directory, depth),
         Work::Pack(source, name) => pack(source, &name),
         Work::Unpack(root, path) => unpack(root, &path),
-        Work::Watch(watcher) => watcher.report(&stdout()),
+        Work::Watch(watcher) => watcher.report(&stdin(), &stdout()),
     }
 }
 

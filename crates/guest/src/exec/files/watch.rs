@@ -1,30 +1,31 @@
 //! Reports changes of files, by inotify(7).
 
 use std::collections::BTreeMap;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use micabox_tree::{Root, names};
 use micabox_wire::encode;
 use micabox_wire::files::{FileChange, FileEvent, FileReply};
-use rustix::fs::inotify::{
-    CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init, remove_watch,
-};
+use rustix::fs::inotify::{ReadFlags, WatchFlags};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, statat};
 use rustix::io::Errno;
 use rustix::process::fchdir;
 
 use super::{Failed, write_all};
+use crate::exec::watches::{Event, Watching};
 
-/// Bytes of events that are read at a time.
-const BUFFER: usize = 64 << 10;
+/// Bytes of events that are written at a time.
+const PIECE: usize = 64 << 10;
+
+/// Questions that are read at a time.
+const ASKS: usize = 64;
 
 /// Maximum number of directories that are watched at a time.
 const WATCHES: usize = 1 << 16;
 
 /// Files and directories that are watched.
 pub struct Watcher {
-    inotify: OwnedFd,
+    watching: Watching,
     root: Root,
     /// The path of what is watched. It is not held open: then the kernel would not report its end.
     path: Vec<u8>,
@@ -39,11 +40,16 @@ pub struct Watcher {
 
 impl Watcher {
     /// Begins to watch.
-    pub fn new(root: Root, path: Vec<u8>, recursive: bool) -> Result<Self, Failed> {
+    pub fn new(
+        watching: Watching,
+        root: Root,
+        path: Vec<u8>,
+        recursive: bool,
+    ) -> Result<Self, Failed> {
         let file = root.open(&path, OFlags::PATH, Mode::empty())?;
         let stat = fstat(&file)?;
         let mut watcher = Self {
-            inotify: init(CreateFlags::CLOEXEC)?,
+            watching,
             root,
             path,
             identity: (stat.st_dev, stat.st_ino),
@@ -56,7 +62,7 @@ impl Watcher {
         } else {
             let (parent, name) = watcher.root.parent(&watcher.path)?;
             fchdir(parent)?;
-            let watch = add_watch(&watcher.inotify, name, WANTED)?;
+            let watch = watcher.watching.add(name, WANTED)?;
             fchdir(&watcher.root)?;
             watcher.paths.insert(watch, Vec::new());
         }
@@ -94,7 +100,7 @@ impl Watcher {
             }
             // The directory itself, whatever has its name.
             fchdir(&directory)?;
-            let watch = add_watch(&self.inotify, ".", WANTED | WatchFlags::ONLYDIR)?;
+            let watch = self.watching.add(b".", WANTED | WatchFlags::ONLYDIR)?;
             fchdir(&self.root)?;
             self.paths.insert(watch, path.clone());
             if !self.recursive {
@@ -121,12 +127,12 @@ impl Watcher {
 
     /// Stops watching a directory that was moved away, and those below it.
     fn remove(&mut self, path: &[u8]) {
-        let inotify = &self.inotify;
+        let watching = &mut self.watching;
         self.paths.retain(|&watch, watched| {
             let rest = watched.strip_prefix(path);
             let is_below = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
             if is_below {
-                let _ = remove_watch(inotify, watch);
+                watching.remove(watch);
             }
             !is_below
         });
@@ -141,45 +147,60 @@ impl Watcher {
         });
     }
 
-    /// Writes events to `to` until what is watched is removed.
-    pub fn report(mut self, to: &impl AsFd) -> Result<(), Failed> {
-        let mut buffer = vec![MaybeUninit::uninit(); BUFFER];
-        let inotify = rustix::io::fcntl_dupfd_cloexec(&self.inotify, 3)?;
-        let mut reader = Reader::new(inotify, &mut buffer);
-        let mut frames = Vec::new();
+    /// Writes events to `to` until what is watched is removed, and an answer to each byte of `asks`
+    /// after the events that came before it: the kernel queues an event before the call that caused
+    /// it returns.
+    pub fn report(mut self, asks: &impl AsFd, to: &impl AsFd) -> Result<(), Failed> {
+        let mut may_ask = true;
         loop {
-            let event = match reader.next() {
-                Err(Errno::INTR) => continue,
-                event => event?,
-            };
-            let name = event.file_name().map(|name| name.to_bytes().to_vec());
-            let (watch, flags, cookie) = (event.wd(), event.events(), event.cookie());
-            let is_over = self.take(watch, flags, cookie, name.as_deref());
-            for event in self.events.drain(..) {
-                encode(&FileReply::Event(event), &mut frames)
-                    .map_err(|error| Failed::new(error.to_string()))?;
+            let is_asked = self.watching.wait(may_ask.then_some(asks))?;
+            let asked = if is_asked { read(asks)? } else { None };
+            may_ask &= asked != Some(0);
+            let asked = asked.unwrap_or(0);
+            if asked > 0 {
+                self.watching.flush()?;
             }
-            if is_over || reader.is_buffer_empty() || frames.len() > BUFFER {
-                write_all(to, &frames)?;
-                frames.clear();
-            }
-            if is_over {
+            if self.pass_on(to)? {
                 return Ok(());
             }
+            let mut told = Vec::new();
+            for _ in 0..asked {
+                append(&FileReply::Told, &mut told)?;
+            }
+            write_all(to, &told)?;
         }
     }
 
+    /// Writes the events that there are. Returns whether there is nothing left to watch.
+    fn pass_on(&mut self, to: &impl AsFd) -> Result<bool, Failed> {
+        let mut frames = Vec::new();
+        let mut is_over = false;
+        while !is_over && let Some(event) = self.watching.next()? {
+            is_over = self.take(&event);
+            for event in self.events.drain(..) {
+                append(&FileReply::Event(event), &mut frames)?;
+            }
+            if frames.len() > PIECE {
+                write_all(to, &frames)?;
+                frames.clear();
+            }
+        }
+        write_all(to, &frames)?;
+        Ok(is_over)
+    }
+
     /// Handles an event. Returns whether there is nothing left to watch.
-    fn take(&mut self, watch: i32, flags: ReadFlags, cookie: u32, name: Option<&[u8]>) -> bool {
+    fn take(&mut self, event: &Event) -> bool {
+        let (flags, cookie, name) = (event.flags, event.cookie, event.name.as_deref());
         if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
             self.event(FileChange::Overflow, Vec::new(), false, 0);
             return false;
         }
-        let Some(path) = self.paths.get(&watch).cloned() else {
+        let Some(path) = self.paths.get(&event.watch).cloned() else {
             return false;
         };
         if flags.contains(ReadFlags::IGNORED) {
-            self.paths.remove(&watch);
+            self.paths.remove(&event.watch);
             return path.is_empty();
         }
         let is_directory = flags.contains(ReadFlags::ISDIR);
@@ -220,6 +241,20 @@ impl Watcher {
         }
         false
     }
+}
+
+/// Reads questions. Returns how many there are; 0 at their end.
+fn read(asks: &impl AsFd) -> Result<Option<usize>, Errno> {
+    match rustix::io::read(asks, &mut [0; ASKS]) {
+        Ok(count) => Ok(Some(count)),
+        Err(Errno::INTR | Errno::AGAIN) => Ok(None),
+        // There are no more.
+        Err(_) => Ok(Some(0)),
+    }
+}
+
+fn append(reply: &FileReply, frames: &mut Vec<u8>) -> Result<(), Failed> {
+    encode(reply, frames).map_err(|error| Failed::new(error.to_string()))
 }
 
 const WANTED: WatchFlags = WatchFlags::CREATE

@@ -1,0 +1,123 @@
+//! Bodies with a part for each file, bounded where the library that reads them is not.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use hyper::body::Body;
+use multer::{Constraints, Field, Multipart, SizeLimit};
+
+use crate::e2b::http::broken;
+use crate::e2b::incoming::Incoming;
+use crate::e2b::problem::{Kind, Problem};
+
+/// Most bytes between a part's contents and the next one's: a boundary and headers.
+const HEAD: usize = 64 << 10;
+
+/// Bytes that the library gets at a time. It looks at all that it has from the start.
+const PIECE: usize = 16 << 10;
+
+/// The parts of a body.
+pub struct Parts {
+    parts: Multipart<'static>,
+    /// How much more the library may have.
+    left: Arc<AtomicUsize>,
+}
+
+impl Parts {
+    pub fn new(body: Incoming, boundary: String) -> Self {
+        let left = Arc::new(AtomicUsize::new(0));
+        let pieces = Pieces {
+            body,
+            rest: Bytes::new(),
+            has_more: false,
+            left: Arc::clone(&left),
+        };
+        // Contents may be as long as the sandbox has room.
+        let limits = Constraints::new().size_limit(SizeLimit::new());
+        Self {
+            parts: Multipart::with_constraints(pieces, boundary, limits),
+            left,
+        }
+    }
+
+    /// Returns the next part; the one before must have been read to its end.
+    pub async fn next(&mut self) -> Result<Option<Part>, Problem> {
+        self.left.store(HEAD, Ordering::Relaxed);
+        let field = self.parts.next_field().await.map_err(of_parts)?;
+        self.left.store(usize::MAX, Ordering::Relaxed);
+        Ok(field.map(Part))
+    }
+}
+
+/// A part.
+pub struct Part(Field<'static>);
+
+impl Part {
+    pub fn name(&self) -> Option<&str> {
+        self.0.name()
+    }
+
+    pub fn file_name(&self) -> Option<&str> {
+        self.0.file_name()
+    }
+
+    /// Returns the next bytes of its contents; None at their end.
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, Problem> {
+        self.0.chunk().await.map_err(of_parts)
+    }
+}
+
+fn of_parts(error: multer::Error) -> Problem {
+    match error {
+        multer::Error::StreamReadFailed(source) => match source.downcast::<io::Error>() {
+            Ok(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+                Problem::new(Kind::TooLarge, error.to_string())
+            }
+            Ok(error) => broken(*error),
+            Err(error) => Problem::invalid(error.to_string()),
+        },
+        error => Problem::invalid(error.to_string()),
+    }
+}
+
+/// A body in short pieces. After each one it has nothing for a moment: the library takes all that there is.
+struct Pieces {
+    body: Incoming,
+    rest: Bytes,
+    has_more: bool,
+    left: Arc<AtomicUsize>,
+}
+
+impl futures_core::Stream for Pieces {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Bytes>>> {
+        if std::mem::take(&mut self.has_more) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        while self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                None => return Poll::Ready(None),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Some(Ok(frame)) => self.rest = frame.into_data().unwrap_or_default(),
+            }
+        }
+        let count = self.rest.len().min(PIECE);
+        let Some(left) = self.left.load(Ordering::Relaxed).checked_sub(count) else {
+            let message = format!("a part's headers have more than {HEAD} bytes");
+            let error = io::Error::new(io::ErrorKind::FileTooLarge, message);
+            return Poll::Ready(Some(Err(error)));
+        };
+        self.left.store(left, Ordering::Relaxed);
+        self.has_more = true;
+        Poll::Ready(Some(Ok(self.rest.split_to(count))))
+    }
+}
