@@ -168,6 +168,7 @@ impl Owner {
         let (lifetime, measure) = (command.lifetime, command.measure);
         let (client, attached) = (command.client, command.attached());
         let (timed_out, is_noted) = (command.timed_out, command.is_noted);
+        let unwritten = command.unwritten.take();
         // Descriptors are closed before the clients are notified.
         self.commands.remove(&id);
         if is_noted {
@@ -178,6 +179,7 @@ impl Owner {
             let exited = Reply::Exited {
                 status,
                 timed_out,
+                unwritten,
                 info: measure.then(|| self.info()),
             };
             self.send(client, number, &exited);
@@ -189,6 +191,7 @@ impl Owner {
             let exited = Reply::Exited {
                 status,
                 timed_out: false,
+                unwritten: None,
                 info: None,
             };
             self.send(client, number, &exited);
