@@ -96,7 +96,11 @@ fn signals_reach_the_command_as_they_are() {
         );
         let mut running = home.start(&arguments(&["--rm"], &["sh", "-c", &script]));
         assert_eq!(running.line().trim(), "ready");
-        running.signal(signal);
+        let pid = running.pid().to_string();
+        let sent = Command::new("kill")
+            .args([&format!("-{signal}"), &pid])
+            .status();
+        assert!(sent.unwrap().success());
         assert_eq!(running.line().trim(), "got", "{signal}");
         assert_eq!(running.wait(), 7, "{signal}");
     }

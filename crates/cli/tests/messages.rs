@@ -96,7 +96,7 @@ const ROWS: &[Row] = &[
     (
         &["stop", "-t", "abc", "box"],
         2,
-        "error: invalid value 'abc' for '--timeout <SECONDS>': expected a number\n\n\
+        "error: invalid value 'abc' for '--time <SECONDS>': expected a number\n\n\
          For more information, try '--help'.\n",
     ),
     (

@@ -495,6 +495,7 @@ impl From<Failure> for Error {
             (Kind::Paused, ..) => Self::Paused,
             (Kind::Silent, ..) => Self::Silent(failure.message),
             (Kind::Unlimited, ..) => Self::Unlimited(failure.message),
+            (Kind::Unwritten, ..) => Self::Unwritten(failure.message),
             (Kind::Ending, ..) => Self::Lost(Lost::closed()),
             (Kind::NotFound, ..) => Self::NoSuchCommand(failure.message),
             _ => Self::Refused(failure.message),

@@ -444,6 +444,8 @@ pub enum Kind {
     NotFrozen,
     /// The sandbox ended before the request was carried out.
     Lost,
+    /// A command's output can't be written to where it was to go.
+    Unwritten,
 }
 
 /// A sandbox that is ready for commands.

@@ -207,7 +207,7 @@ impl Owner {
         });
         if let Err(error) = ready {
             let message = format!("listening for requests: {error}");
-            let failure = Failure::new(Kind::Invalid, message);
+            let failure = Failure::new(Kind::Unwritten, message);
             self.send(self.creator, 0, &Reply::Failed(failure));
             self.die();
             return;
@@ -376,6 +376,9 @@ impl Owner {
         };
         if why != Errno::PIPE {
             let why = std::io::Error::from(why).to_string();
+            if command.lifetime {
+                self.end.unwritten = Some(why.clone());
+            }
             command.unwritten.get_or_insert(why);
         }
         let output = command.output(stream);
