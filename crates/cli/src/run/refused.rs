@@ -156,6 +156,7 @@ mod tests {
             <Cli as clap::Parser>::try_parse_from(words).map(|cli| cli.args)
         };
         let (_, reason) = row.here.split_once(": ").unwrap();
+        let long = row.flags().last().unwrap();
         for flag in row.flags() {
             for value in values {
                 let args = parse(&format!("{flag}={value}")).unwrap();
@@ -164,7 +165,7 @@ mod tests {
             let is_switch = values.iter().all(|value| ["true", "false"].contains(value));
             let (words, what) = match values {
                 ["false"] => (vec![flag.to_owned()], flag.to_owned()),
-                _ => (vec![format!("{flag}=other")], format!("{flag} other")),
+                _ => (vec![format!("{flag}=other")], format!("{long} other")),
             };
             let failure = words.iter().map(|word| refusal(&parse(word).unwrap_err()));
             let wanted = format!("`{what}` is not supported: {reason}");
