@@ -1,6 +1,6 @@
 //! A sandbox that runs.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -153,7 +153,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// [`Error::NotPublished`].
-    pub fn host(&self, port: u16) -> Result<SocketAddrV4, Error> {
+    pub fn host(&self, port: u16) -> Result<SocketAddr, Error> {
         let leads = |publish: &&micabox::Publish| {
             publish.guest == port && publish.protocol == Protocol::Tcp
         };

@@ -20,6 +20,7 @@ mod server;
 mod settings;
 mod synonyms;
 mod template;
+mod usage;
 mod visible;
 
 use std::ffi::{OsStr, OsString};
@@ -106,8 +107,8 @@ enum Command {
 }
 
 /// The limit on descriptors that this process sets, where it may: each of a sandbox's connections
-/// is one, and most shells allow 1024.
-const DESCRIPTORS: u64 = 4096;
+/// is one, and most shells allow 1024. With so many, all places of its network can be taken.
+const DESCRIPTORS: u64 = 16384;
 
 /// Exit code of a wrong command line, except for `run`.
 const EXIT_USAGE: u8 = 2;
@@ -158,18 +159,18 @@ enum ExecCommand {
 fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
     match words.get(1) {
         Some(word) if word == "run" => {
-            let RunOnly { log, command } = RunOnly::try_parse_from(words)?;
+            let RunOnly { log, command } = run::parse(words)?;
             let RunCommand::Run(args) = command;
             let command = Command::Run(args);
             Ok(Cli { log, command })
         }
         Some(word) if word == "exec" => {
-            let ExecOnly { log, command } = ExecOnly::try_parse_from(words)?;
+            let ExecOnly { log, command } = run::parse(words)?;
             let ExecCommand::Exec(args) = command;
             let command = Command::Exec(args);
             Ok(Cli { log, command })
         }
-        _ => Cli::try_parse_from(words),
+        _ => run::parse(words),
     }
 }
 
@@ -188,7 +189,7 @@ pub fn main() -> ExitCode {
     let command = words.get(1).cloned();
     let cli = match parse(words) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error, command.as_deref()),
+        Err(error) => return refuse(&error, command.as_deref()),
     };
     if let Err(failure) = log::start(cli.log) {
         failure.print();
@@ -259,18 +260,22 @@ pub fn main() -> ExitCode {
 
 /// Prints help and version to stdout, and the error of a wrong command line to stderr. For `run`,
 /// the exit code then differs from the command's own ones.
-fn usage(error: &clap::Error, command: Option<&OsStr>) -> ExitCode {
+fn refuse(error: &clap::Error, command: Option<&OsStr>) -> ExitCode {
     if !error.use_stderr() {
         #[expect(clippy::disallowed_methods, reason = "help has no foreign text")]
-        let _ = error.print();
-        return ExitCode::SUCCESS;
+        let printed = error.print();
+        let Err(failure) = printed.or_else(output::unless_unread) else {
+            return ExitCode::SUCCESS;
+        };
+        failure.print();
+        return ExitCode::from(failure.code);
     }
     let is = |names: &[&str]| names.iter().any(|name| command == Some(name.as_ref()));
     match run::refusal(error).filter(|_| is(&["run", "create"])) {
         Some(message) => Failure::of_kind(ErrorKind::Invalid, message).print(),
         // The error repeats arguments, which may be names of foreign files.
         None => {
-            let message = failure::cut(error.render().to_string());
+            let message = failure::cut(usage::text(error));
             output::write_stderr(&message);
             let said = message.split("\n\n").next().unwrap_or_default();
             let said = said.trim_start_matches("error: ").trim_end();
@@ -293,7 +298,7 @@ pub fn server() -> ExitCode {
     raise_descriptor_limit(DESCRIPTORS);
     let line = match server::Line::try_parse() {
         Ok(line) => line,
-        Err(error) => return usage(&error, None),
+        Err(error) => return refuse(&error, None),
     };
     match log::start(line.log).and_then(|()| server::execute(line.command)) {
         Ok(code) => ExitCode::from(code),

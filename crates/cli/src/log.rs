@@ -64,10 +64,27 @@ pub fn in_owner<K: Kind>(builder: Builder<K>, is_detached: bool) -> Builder<K> {
     }
 }
 
+/// Beginning of the names of mica's parts, as the log shows them.
+const OWN: &str = "micabox";
+
+/// Parses a filter. Words that no part of mica has are refused: they would let nothing pass.
+fn parse(filter: &str) -> Result<Targets, Failure> {
+    let wrong = |failure: Failure| {
+        failure
+            .context(&format!("the filter `{filter}` of the log"))
+            .hint("such as `info`, `debug`, or `micabox_net=debug` for one part")
+    };
+    let targets: Targets = filter.parse().map_err(|error| wrong(Failure::of(&error)))?;
+    match targets.iter().find(|(target, _)| !target.starts_with(OWN)) {
+        Some((target, _)) => Err(wrong(Failure::new(format!(
+            "`{target}` is neither a level nor a part of mica"
+        )))),
+        None => Ok(targets),
+    }
+}
+
 fn subscribe(filter: &str) -> Result<(), Failure> {
-    let targets: Targets = filter.parse().map_err(|error| {
-        Failure::of(&error).context(&format!("the filter `{filter}` of the log"))
-    })?;
+    let targets = parse(filter)?;
     tracing_subscriber::registry()
         .with(targets)
         .with(layer().with_ansi(false).with_writer(|| Stderr))

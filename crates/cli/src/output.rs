@@ -76,11 +76,15 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// Writes bytes that are not mica's to stdout, see [`raw`].
 pub fn write_stdout(bytes: &[u8]) -> Result<(), Failure> {
     let mut stdout = raw::stdout();
-    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::of(&error).context("writing to stdout"))
-        }
-        _ => Ok(()),
+    let written = stdout.write_all(bytes).and_then(|()| stdout.flush());
+    written.or_else(unless_unread)
+}
+
+/// Returns the failure for an error of writing to stdout. A closed pipe is none: its reader has seen enough.
+pub fn unless_unread(error: io::Error) -> Result<(), Failure> {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => Ok(()),
+        _ => Err(Failure::of(&error).context("writing to stdout")),
     }
 }
 

@@ -86,6 +86,117 @@ fn streams_and_init_are_a_machines() {
 
 #[test]
 #[ignore = "needs root and a built guest"]
+fn signals_reach_the_command_as_they_are() {
+    let home = Home::new();
+    // HUP, INT, QUIT, USR1, USR2, ALRM, CONT, WINCH, and two of the real-time ones.
+    for signal in [1, 2, 3, 10, 12, 14, 18, 28, 36, 64] {
+        let script = format!(
+            "trap 'echo got; exit 7' {signal}; trap 'echo other; exit 8' TERM; \
+             echo ready; while :; do sleep 0.05; done"
+        );
+        let mut running = home.start(&arguments(&["--rm"], &["sh", "-c", &script]));
+        assert_eq!(running.line().trim(), "ready");
+        let pid = running.pid().to_string();
+        let sent = Command::new("kill")
+            .args([&format!("-{signal}"), &pid])
+            .status();
+        assert!(sent.unwrap().success());
+        assert_eq!(running.line().trim(), "got", "{signal}");
+        assert_eq!(running.wait(), 7, "{signal}");
+    }
+    // Without that they are for mica, and the sandbox continues.
+    let flags = ["--name", "it", "--rm", "--sig-proxy=false"];
+    let script = "echo ready; exec sleep 1000";
+    let mut left = home.start(&arguments(&flags, &["sh", "-c", script]));
+    assert_eq!(left.line().trim(), "ready");
+    left.signal(15);
+    assert_eq!(left.wait(), 128 + 15);
+    assert!(home.output(&["top", "it"]).ok().contains("sleep 1000"));
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn output_that_can_not_be_written_is_a_failure_of_micas() {
+    let home = Home::new();
+    let to_full = |words: &[&str]| {
+        let mut command = home.mica(words);
+        command.stdout(fs::File::options().write(true).open("/dev/full").unwrap());
+        let finished = Finished::of(command);
+        assert_eq!(finished.code(), 125, "{words:?}: {}", finished.stderr());
+        let said = finished.stderr();
+        assert!(
+            said.contains("No space left on device"),
+            "{words:?}: {said}"
+        );
+    };
+    let endless = "while :; do echo tick; done";
+    to_full(&arguments(&["--rm"], &["echo", "once"]));
+    to_full(&arguments(&["--rm"], &["sh", "-c", endless]));
+    let ticks = "while :; do echo tick; sleep 0.05; done";
+    let detached = arguments(&["-d", "--rm", "--name", "it"], &["sh", "-c", ticks]);
+    home.output(&detached).ok();
+    to_full(&["exec", "it", "echo", "once"]);
+    to_full(&["exec", "it", "sh", "-c", endless]);
+    to_full(&["attach", "it"]);
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn flags_of_dockers_scripts_are_taken() {
+    let home = Home::new();
+    let id = home.path().join("id");
+    let file = ["--cidfile", id.to_str().unwrap()];
+    // The devices are the sandbox's own.
+    let flags = [
+        "-a",
+        "STDOUT",
+        "-a",
+        "stderr",
+        "--tty=false",
+        "--restart",
+        "no",
+        "--privileged=false",
+        "--network=bridge",
+        "--ipc",
+        "private",
+        "-v",
+        "/dev/null:/srv/data:ro",
+        "-i=false",
+        "--mount",
+        "type=bind,src=/dev/zero,dst=/made/zero",
+    ];
+    let script = "wc -c </srv/data; echo x >/srv/data; head -c 3 /made/zero | wc -c; echo no >&2";
+    let seen = run(&home, &[&flags[..], &file].concat(), &["sh", "-c", script]);
+    assert_eq!((seen.code(), seen.stderr().as_str()), (0, "no\n"));
+    assert_eq!(seen.stdout(), "0\n3\n");
+    assert_eq!(fs::read_to_string(&id).unwrap().len(), 32);
+    let again = run(&home, &file, &["true"]);
+    assert_eq!(again.code(), 125);
+    assert!(again.stderr().contains("File exists"), "{}", again.stderr());
+    let quiet = run(&home, &["-a", "stderr"], &["sh", "-c", script]);
+    assert_eq!(quiet.stdout(), "");
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn no_kernel_of_a_guest_is_needed() {
+    let home = Home::new();
+    let guest = micabox::GuestFiles::find_for(std::path::Path::new(env!("CARGO_BIN_EXE_mica")));
+    let there = home.path().join("guest");
+    fs::create_dir(&there).unwrap();
+    fs::copy(guest.unwrap().initrd, there.join("initrd.cpio")).unwrap();
+    let mut mica = home.mica(&arguments(&["--rm"], &["echo", "in"]));
+    mica.env("MICABOX_GUEST", &there);
+    assert_eq!(Finished::of(mica).ok(), "in\n");
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
 fn a_shared_kernel_is_said_and_what_it_takes_away_is_refused() {
     let home = Home::new();
     let said = home.output(&["run", "--rm", "--backend", "host", "box", "true"]);

@@ -58,6 +58,54 @@ const ROWS: &[Row] = &[
         "mica: cannot mount anything at `/tmp/../..`: the path has `..` in it\n",
     ),
     (
+        &["run", "-v", "~/x:/m", "box"],
+        125,
+        "error: invalid value '~/x:/m' for '--volume <[HOST|NAME:]PATH[:ro][,cached]>': `~/x`: a shell \
+         replaces ~ only outside quotes: give the whole path, or ./~/x\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["run", "-p", "8080:80-82", "box"],
+        125,
+        "error: invalid value '8080:80-82' for '--publish <PORTS>': 8080:80-82: the two ranges have \
+         different lengths\n\nFor more information, try '--help'.\n",
+    ),
+    (
+        &["run", "--restart", "always", "box"],
+        125,
+        "mica: `--restart always` is not supported: nothing of mica's runs to do it; `mica start` starts \
+         a kept sandbox again, from a systemd unit for one\n",
+    ),
+    (
+        &["create", "--privileged", "box"],
+        125,
+        "mica: `--privileged` is not supported: root in a sandbox has every capability already, of its own \
+         kernel, and nothing gives it more of the host\n",
+    ),
+    (
+        &["run", "-m", "1g", "--memory-swap", "2g", "box"],
+        125,
+        "mica: `--memory-swap` is not supported: a machine has no swap of its own; `-m` is all its memory\n      \
+         omit it, or give it the value of -m\n",
+    ),
+    (
+        &["exec", "box"],
+        125,
+        "mica: no command to run in box\n      for a shell: `mica exec -it box sh`\n",
+    ),
+    (
+        &["stop", "-t", "abc", "box"],
+        2,
+        "error: invalid value 'abc' for '--time <SECONDS>': expected a number\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["--log", "foo", "ps"],
+        2,
+        "mica: the filter `foo` of the log: `foo` is neither a level nor a part of mica\n      \
+         such as `info`, `debug`, or `micabox_net=debug` for one part\n",
+    ),
+    (
         &["run", "-m", "4000g", "box"],
         125,
         "mica: cannot give the machine 4096000 MiB of memory: this host has N MiB, swap included\n      \
@@ -183,6 +231,32 @@ fn errors_of_a_command_line_say_what_to_do() {
     let home = Home::new();
     for row in ROWS {
         assert_row(&home, *row, &run(&home, row.0));
+    }
+}
+
+#[test]
+fn a_command_whose_output_can_not_be_written_fails() {
+    let home = Home::empty();
+    for words in [
+        &["ps"][..],
+        &["ps", "--json"],
+        &["images"],
+        &["volume", "ls"],
+        &["snapshot", "ls"],
+        &["doctor"],
+        &["--help"],
+        &["run", "--help"],
+        &["--version"],
+    ] {
+        let mut command = home.mica(words);
+        command.stdout(fs::File::options().write(true).open("/dev/full").unwrap());
+        let finished = Finished::of(command);
+        assert_eq!(finished.code(), 1, "{words:?}: {}", finished.stderr());
+        let said = finished.stderr();
+        assert!(
+            said.contains("writing to stdout: No space left"),
+            "{words:?}: {said}"
+        );
     }
 }
 

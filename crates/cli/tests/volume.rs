@@ -154,6 +154,21 @@ fn a_volume_outlives_its_sandboxes_and_has_one_writer() {
         refused.stderr()
     );
 
+    // One without a name goes with its sandbox.
+    let script = "touch /anonymous/file; grep ' /anonymous ' /proc/mounts | cut -d' ' -f3";
+    let own = [
+        "run",
+        "--rm",
+        "-v",
+        "/anonymous",
+        "--security-opt",
+        "no-new-privileges",
+    ];
+    let look = format!("{script}; grep NoNewPrivs /proc/self/status");
+    let own = home.output(&[&own[..], &["box", "sh", "-c", &look]].concat());
+    assert_eq!(own.ok(), "ext4\nNoNewPrivs:\t1\n");
+    assert_eq!(home.output(&["volume", "ls", "-q"]).ok(), "data\n");
+
     // Another image's files are there without a copy; each mount of it is a directory.
     let image = "type=image,src=box,dst=/i";
     let passwd = "type=image,src=box,dst=/passwd,image-subpath=/etc";

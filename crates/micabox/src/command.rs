@@ -194,6 +194,8 @@ fn change_to(confinement: &Confinement) -> ConfinementChange {
         capabilities,
         ulimits,
         groups,
+        // It is the sandbox's, for all of its commands.
+        no_new_privileges: _,
     } = confinement.clone();
     ConfinementChange {
         capabilities,

@@ -370,6 +370,9 @@ pub enum Error {
         /// Why not.
         problem: String,
     },
+    /// A command's output can't be written to where it was to go.
+    #[error("{0}")]
+    Unwritten(String),
     /// The sandbox's owner refused a request.
     #[error("the sandbox's owner refuses: {0}")]
     Refused(String),

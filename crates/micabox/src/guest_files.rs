@@ -43,14 +43,16 @@ impl GuestFiles {
     /// # Errors
     /// [`Error::NoGuest`] with the places.
     pub fn find_for(program: &Path) -> Result<Self, Error> {
-        let named = std::env::var_os(VARIABLE).filter(|dir| !dir.is_empty());
-        Self::find_in(match named {
-            Some(dir) => vec![PathBuf::from(dir)],
-            None => beside(program).unwrap_or_default(),
-        })
+        Self::find_in(directories(program), true)
     }
 
-    fn find_in(directories: Vec<PathBuf>) -> Result<Self, Error> {
+    /// Finds the agent as [`GuestFiles::find`] does, for a backend that boots no kernel: there need not be one.
+    pub(crate) fn find_agent() -> Result<Self, Error> {
+        let program = std::env::current_exe().unwrap_or_default();
+        Self::find_in(directories(&program), false)
+    }
+
+    fn find_in(directories: Vec<PathBuf>, with_kernel: bool) -> Result<Self, Error> {
         // Both from one directory: they are built for each other.
         let words = std::env::var(CMDLINE_VARIABLE).unwrap_or_default();
         let cmdline: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
@@ -61,15 +63,27 @@ impl GuestFiles {
         });
         if let Some(files) = complete
             .clone()
-            .find(|files| files.kernel.is_file() && files.initrd.is_file())
+            .find(|files| (files.kernel.is_file() || !with_kernel) && files.initrd.is_file())
         {
             return Ok(files);
         }
         let has_kernel = complete.clone().any(|files| files.kernel.is_file());
         Err(Error::NoGuest {
-            name: if has_kernel { INITRD } else { KERNEL },
+            name: if has_kernel || !with_kernel {
+                INITRD
+            } else {
+                KERNEL
+            },
             searched: directories,
         })
+    }
+}
+
+/// Returns where the files of a program may be.
+fn directories(program: &Path) -> Vec<PathBuf> {
+    match std::env::var_os(VARIABLE).filter(|dir| !dir.is_empty()) {
+        Some(dir) => vec![PathBuf::from(dir)],
+        None => beside(program).unwrap_or_default(),
     }
 }
 
@@ -87,22 +101,29 @@ mod tests {
     fn installed_guest_files_come_before_built_ones() {
         let dir = tempfile::tempdir().unwrap();
         let directories = beside(&dir.path().join("bin/mica")).unwrap();
-        let missing = GuestFiles::find_in(directories.clone()).unwrap_err();
+        let missing = GuestFiles::find_in(directories.clone(), true).unwrap_err();
         assert!(missing.to_string().contains("lib/micabox"), "{missing}");
 
         for name in ["vmlinux", "initrd.cpio"] {
             std::fs::create_dir_all(dir.path().join("guest")).unwrap();
             std::fs::write(dir.path().join("guest").join(name), "").unwrap();
         }
-        let built = GuestFiles::find_in(directories.clone()).unwrap();
+        let built = GuestFiles::find_in(directories.clone(), true).unwrap();
         assert_eq!(built.kernel, dir.path().join("guest/vmlinux"));
 
         // An incomplete installation does not count.
         std::fs::create_dir_all(dir.path().join("lib/micabox")).unwrap();
         std::fs::write(dir.path().join("lib/micabox/vmlinux"), "").unwrap();
-        assert_eq!(GuestFiles::find_in(directories.clone()).unwrap(), built);
+        assert_eq!(
+            GuestFiles::find_in(directories.clone(), true).unwrap(),
+            built
+        );
         std::fs::write(dir.path().join("lib/micabox/initrd.cpio"), "").unwrap();
-        let installed = GuestFiles::find_in(directories).unwrap();
+        std::fs::remove_file(dir.path().join("lib/micabox/vmlinux")).unwrap();
+        let without = GuestFiles::find_in(directories.clone(), false).unwrap();
+        assert_eq!(without.initrd, dir.path().join("lib/micabox/initrd.cpio"));
+        std::fs::write(dir.path().join("lib/micabox/vmlinux"), "").unwrap();
+        let installed = GuestFiles::find_in(directories, true).unwrap();
         assert_eq!(installed.kernel, dir.path().join("lib/micabox/vmlinux"));
     }
 }

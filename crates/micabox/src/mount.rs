@@ -6,6 +6,7 @@ use micabox_wire as wire;
 use micabox_wire::Tmpfs;
 use serde::{Deserialize, Serialize};
 
+use crate::builder::random;
 use crate::share::{ONLY, Share};
 use crate::{Digest, Error, Image, ImageName, Trim, volume};
 
@@ -64,6 +65,28 @@ pub struct BindSource {
     /// path shows what it leads to at each use.
     #[serde(default)]
     pub cached: bool,
+    /// Whether what is mounted below the folder on the host is left out. Otherwise it is there as it is at
+    /// the start; what is mounted later is seen on neither side.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub alone: bool,
+}
+
+/// Devices that every sandbox has itself, and that stand for the host's.
+const DEVICES: [&str; 6] = [
+    "/dev/full",
+    "/dev/null",
+    "/dev/random",
+    "/dev/tty",
+    "/dev/urandom",
+    "/dev/zero",
+];
+
+impl BindSource {
+    /// Returns the path of the sandbox's own device that is mounted in place of the host's, if the source
+    /// is one.
+    pub(crate) fn device(&self) -> Option<&'static str> {
+        DEVICES.into_iter().find(|device| self.source == *device)
+    }
 }
 
 /// The image of a mount.
@@ -84,6 +107,9 @@ pub struct VolumeSource {
     /// Whether a new volume stays empty. Otherwise it gets what the image has at the target.
     #[serde(default)]
     pub no_copy: bool,
+    /// Whether it is the sandbox's own, and removed with it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub anonymous: bool,
 }
 
 /// A volume that a sandbox uses, with all of its mounts.
@@ -217,9 +243,24 @@ impl Mount {
             source: MountSource::Volume(VolumeSource {
                 name: name.into(),
                 no_copy: false,
+                anonymous: false,
             }),
             read_only: false,
         }
+    }
+
+    /// Makes a mount of a new volume of the sandbox's own, which is removed with it.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel gives no random bytes for its name.
+    pub fn anonymous_volume(target: impl Into<String>) -> Result<Self, Error> {
+        let name: [u8; 32] = random()?;
+        let digits = name.iter().map(|byte| format!("{byte:02x}"));
+        let mut mount = Self::volume(digits.collect::<String>(), target);
+        if let MountSource::Volume(source) = &mut mount.source {
+            source.anonymous = true;
+        }
+        Ok(mount)
     }
 
     /// Mounts a directory of an image, and not its root. Other mounts stay as they are.
@@ -238,6 +279,7 @@ impl Mount {
             source: MountSource::Bind(BindSource {
                 source: source.into(),
                 cached: false,
+                alone: false,
             }),
             read_only: false,
         }
@@ -249,6 +291,15 @@ impl Mount {
     pub fn cached(mut self) -> Self {
         if let MountSource::Bind(source) = &mut self.source {
             source.cached = true;
+        }
+        self
+    }
+
+    /// Leaves out what is mounted below a folder of the host. Other mounts stay as they are.
+    #[must_use]
+    pub fn alone(mut self) -> Self {
+        if let MountSource::Bind(source) = &mut self.source {
+            source.alone = true;
         }
         self
     }
@@ -305,10 +356,15 @@ impl Mount {
                         is_written: false,
                     })
                 }
-                MountSource::Bind(_) => wire::MountSource::Share {
-                    tag: share?.tag(),
-                    file: share?.is_file.then(|| ONLY.to_owned()),
-                    user: user.to_owned(),
+                MountSource::Bind(bind) => match bind.device() {
+                    Some(path) => wire::MountSource::Device {
+                        path: path.to_owned(),
+                    },
+                    None => wire::MountSource::Share {
+                        tag: share?.tag(),
+                        file: share?.is_file.then(|| ONLY.to_owned()),
+                        user: user.to_owned(),
+                    },
                 },
             },
             read_only: self.read_only,

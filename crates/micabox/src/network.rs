@@ -144,6 +144,7 @@ impl Network {
             header: link.header,
             resolvers: user.resolvers.clone(),
             rate: user.rate,
+            descriptors: None,
         };
         Ok(Some(Connection {
             network: micabox_net::Network::start_on(link.network, config)?,

@@ -164,6 +164,7 @@ struct State {
     client: Client,
     end: Option<Result<ExitStatus, Failure>>,
     timed_out: bool,
+    unwritten: Option<String>,
     info: Option<Info>,
 }
 
@@ -282,6 +283,7 @@ impl Process {
                 client,
                 end: None,
                 timed_out: false,
+                unwritten: None,
                 info: None,
             }),
         });
@@ -425,6 +427,12 @@ impl Handle {
         lock(&self.command.state).timed_out
     }
 
+    /// Returns why the command's output could not be written to the descriptors that it was to go to, once it
+    /// has ended; None if all was written, or if nothing was left that reads it.
+    pub fn unwritten(&self) -> Option<String> {
+        lock(&self.command.state).unwritten.clone()
+    }
+
     /// Returns what was measured, once the command has ended; see [`ExecOptions::measure`].
     pub(crate) fn info(&self) -> Option<Info> {
         lock(&self.command.state).info.clone()
@@ -449,10 +457,12 @@ impl Command {
                     Reply::Exited {
                         status,
                         timed_out,
+                        unwritten,
                         info,
                     } => {
                         state.end = Some(Ok(status));
                         state.timed_out = timed_out;
+                        state.unwritten = unwritten;
                         state.info = info;
                     }
                     // Nothing reads the copy of its output.
@@ -485,6 +495,7 @@ impl From<Failure> for Error {
             (Kind::Paused, ..) => Self::Paused,
             (Kind::Silent, ..) => Self::Silent(failure.message),
             (Kind::Unlimited, ..) => Self::Unlimited(failure.message),
+            (Kind::Unwritten, ..) => Self::Unwritten(failure.message),
             (Kind::Ending, ..) => Self::Lost(Lost::closed()),
             (Kind::NotFound, ..) => Self::NoSuchCommand(failure.message),
             _ => Self::Refused(failure.message),

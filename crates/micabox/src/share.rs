@@ -22,6 +22,7 @@ pub(crate) struct Share {
     pub(crate) is_file: bool,
     pub(crate) read_only: bool,
     pub(crate) cached: bool,
+    pub(crate) with_mounts: bool,
 }
 
 impl Share {
@@ -42,11 +43,14 @@ impl Setup {
         self.binds().count()
     }
 
-    /// Returns the places of the mounts of the host's files, and the mounts.
+    /// Returns the places of the mounts of the host's files, and the mounts: not those of devices, which
+    /// every sandbox has itself.
     fn binds(&self) -> impl Iterator<Item = (usize, &BindSource, bool)> {
         let mounts = self.mounts.iter().enumerate();
         mounts.filter_map(|(place, mount)| match &mount.source {
-            MountSource::Bind(source) => Some((place, source, mount.read_only)),
+            MountSource::Bind(source) if source.device().is_none() => {
+                Some((place, source, mount.read_only))
+            }
             _ => None,
         })
     }
@@ -73,6 +77,7 @@ impl Setup {
                 is_file: kind.is_file(),
                 read_only,
                 cached: bind.cached,
+                with_mounts: !bind.alone,
             })
         };
         self.binds().enumerate().map(open).collect()

@@ -1,7 +1,7 @@
 //! The network's event loop, which takes frames from the guest and events from the host's sockets.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use crate::dns::Proxy;
 use crate::io::Io;
 use crate::link::Received;
 use crate::packet::Packet;
+use crate::places::Places;
 use crate::poll::{Event, Token};
 use crate::tcp::Tcp;
 use crate::{Protocol, Publish, Rate};
@@ -44,31 +45,41 @@ impl Engine {
         mut io: Io,
         control: OwnedFd,
         rate: Arc<Mutex<Option<Rate>>>,
+        places: Places,
     ) -> io::Result<Self> {
         io.poll.add(io.link.socket(), Token::Link)?;
         io.poll.add(&control, Token::Control)?;
         let mut seed = [0; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
-        let tcp = Tcp::new(&mut io.link, io.now, u64::from_ne_bytes(seed));
+        let seed = u64::from_ne_bytes(seed);
+        let tcp = Tcp::new(&mut io.link, io.now, seed, places.connections);
         Ok(Self {
             incoming: io.link.room(),
             io,
             tcp,
-            datagrams: Datagrams::new(),
-            dns: Proxy::new(),
+            datagrams: Datagrams::new(places),
+            dns: Proxy::new(places.questions),
             control,
             rate,
         })
     }
 
-    /// Starts to listen for a published port. Returns it with the host's port that it has.
+    /// Starts to listen for a published port, on the first of the host's ports that is free. Returns
+    /// it with the port that it has.
     pub(crate) fn publish(&mut self, port: Publish) -> io::Result<Publish> {
-        let address = match port.protocol {
-            Protocol::Tcp => self.tcp.publish(&mut self.io, &port)?,
-            Protocol::Udp => self.datagrams.publish(&mut self.io, &port)?,
-        };
-        let host = SocketAddrV4::new(*port.host.ip(), address.port());
-        Ok(Publish { host, ..port })
+        let mut taken = io::ErrorKind::AddrInUse.into();
+        for host in port.hosts() {
+            let address = match port.protocol {
+                Protocol::Tcp => self.tcp.publish(&mut self.io, host, port.guest),
+                Protocol::Udp => self.datagrams.publish(&mut self.io, host, port.guest),
+            };
+            match address {
+                Ok(address) => return Ok(port.at(address.port())),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => taken = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(taken)
     }
 
     /// Runs until the machine is gone or the [`crate::Network`] is dropped.
@@ -170,9 +181,9 @@ impl Engine {
             Token::Link | Token::Control => {}
             Token::Tcp(id) => self.tcp.event(io, id, event),
             Token::TcpPort(id) => self.tcp.port_event(id),
-            Token::Datagram(id) => self.datagrams.event(io, id, event),
+            Token::Datagram(id) => self.datagrams.event(id, event),
             Token::UdpPort(id) => self.datagrams.port_event(id, event),
-            Token::Dns(id) => self.dns.event(io, id),
+            Token::Dns(id) => self.dns.event(id),
         }
     }
 
@@ -183,7 +194,7 @@ impl Engine {
         let all = [
             self.tcp.quiet_for(&self.io),
             self.datagrams.quiet_for(now),
-            self.dns.quiet_for(now),
+            self.dns.quiet_for(&self.io),
             self.io.link.held_for(has_frames),
         ];
         all.into_iter().flatten().min()

@@ -21,6 +21,7 @@ mod engine;
 mod io;
 mod link;
 mod packet;
+mod places;
 mod policy;
 mod poll;
 mod publish;
@@ -74,6 +75,10 @@ pub struct Config {
     pub resolvers: Vec<SocketAddr>,
     /// What limits the guest's traffic.
     pub rate: Rate,
+    /// The descriptors of the process, of which the network uses up to seven eighths: how many
+    /// connections, conversations and questions there can be at a time follows from it. None stands
+    /// for the limit that the process has.
+    pub descriptors: Option<u64>,
 }
 
 /// Limits of a guest's traffic, in bytes of frames a second. What is beyond them waits; packets are
@@ -180,7 +185,8 @@ impl Network {
         io.link.limit(config.rate, now);
         let counters = io.link.counters();
         let rate = Arc::default();
-        let mut engine = Engine::new(io, control, Arc::clone(&rate)).map_err(start)?;
+        let places = places::Places::new(config.descriptors);
+        let mut engine = Engine::new(io, control, Arc::clone(&rate), places).map_err(start)?;
         let ports = config.publish.into_iter().map(|port| {
             let published = engine.publish(port);
             published.map_err(|source| Error::Publish { port, source })

@@ -39,8 +39,9 @@ const SOCKET_BUFFER: usize = 1 << 20;
 const HEADERS: usize = 128;
 
 /// Maximum number of frames that wait here when the socket is full. Bulk senders check
-/// [`Link::has_room`] first, so only replies to single frames wait here.
-const MAX_WAITING: usize = 64;
+/// [`Link::has_room`] first, so only replies to single frames wait here, of which one batch of events
+/// has fewer.
+const MAX_WAITING: usize = 256;
 
 /// Bytes of frames since the network's start.
 #[derive(Debug, Default)]

@@ -111,6 +111,14 @@ pub(crate) fn send_unreachable(link: &mut Link, why: Icmpv4DstUnreachable, origi
 /// Maps an error of a host's socket to its ICMP code.
 pub(crate) fn unreachable(error: &std::io::Error) -> Icmpv4DstUnreachable {
     use std::io::ErrorKind;
+
+    use rustix::io::Errno;
+    // The host has no descriptors or no memory for it. Linux tells a program of this code, and not of
+    // an unreachable host.
+    let spent = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].map(Some);
+    if spent.contains(&Errno::from_io_error(error)) {
+        return Icmpv4DstUnreachable::CommProhibited;
+    }
     match error.kind() {
         ErrorKind::ConnectionRefused => Icmpv4DstUnreachable::PortUnreachable,
         ErrorKind::NetworkUnreachable => Icmpv4DstUnreachable::NetUnreachable,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use guest::Guest;
 use guest::world::{NEIGHBOUR, World};
 use link::{ACK, FIN, Link, RST, SYN, segment};
+use micabox_net::Config;
 
 /// A documentation network (RFC 5737); here, packets to it are lost.
 const HOLE: &str = "203.0.113.0/24";
@@ -182,6 +183,14 @@ fn a_new_syn_of_a_port_replaces_its_attempt() {
     assert_eq!((flags, acknowledged), (SYN | ACK, 901));
 }
 
+/// A guest that can have 1024 connections at a time.
+fn with_a_thousand_places() -> Guest {
+    Guest::new(Config {
+        descriptors: Some(2048),
+        ..Config::default()
+    })
+}
+
 #[test]
 #[ignore = "needs root"]
 fn seven_hundred_connections_at_once_are_all_made() {
@@ -191,7 +200,7 @@ fn seven_hundred_connections_at_once_are_all_made() {
     };
     world.swallow(HOLE);
     let port = serve(&world);
-    let guest = Guest::with_rules(&[], &[]);
+    let guest = with_a_thousand_places();
     // The same holds while the maximum number of attempts is under way in vain, once the network has
     // seen the first ones closed: they count until then.
     let text = guest.run(
@@ -219,7 +228,7 @@ fn connections_beyond_the_limit_are_refused() {
         return;
     };
     let port = serve(&world);
-    let guest = Guest::with_rules(&[], &[]);
+    let guest = with_a_thousand_places();
     let text = guest.run(
         &format!("{AT_ONCE}\nprint(at_once(1100, sys.argv[1], int(sys.argv[2])))"),
         &[&NEIGHBOUR.to_string(), &port],

@@ -101,7 +101,8 @@ fn a_flood_of_requests_takes_bounded_room() {
     }
     link.is_alive();
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
-    assert!(open < 1024, "{open} descriptors");
+    // The ends of the tables of connections and of conversations.
+    assert!(open < 4096 + 4096 + 100, "{open} descriptors");
 }
 
 #[test]

@@ -21,6 +21,7 @@ fn exited(code: i32) -> Reply {
     Reply::Exited {
         status: ExitStatus::Exited(code),
         timed_out: false,
+        unwritten: None,
         info: None,
     }
 }

@@ -459,6 +459,7 @@ fn a_restored_copy_reattaches_its_command() {
     let exited = Reply::Exited {
         status,
         timed_out: false,
+        unwritten: None,
         info: None,
     };
     assert_eq!(reply(&mut client, 1), exited);

@@ -64,6 +64,8 @@ pub struct Settings {
     pub read_only: bool,
     /// Whether the guest may see names and attributes as they were a second ago.
     pub cached: bool,
+    /// Whether what is mounted below the folder is there as well.
+    pub with_mounts: bool,
     /// Whether it is the writable layer of an overlay of the guest's, which alone changes it. It
     /// then takes whiteouts and all extended attributes (`attribute.rs`). A lock (flock(2)) that
     /// the open folder has is held until the server has ended.
@@ -103,6 +105,7 @@ struct Task {
     ready: RawFd,
     read_only: bool,
     cached: bool,
+    with_mounts: bool,
     upper: bool,
     as_it_is: bool,
     only: Option<Vec<u8>>,
@@ -125,6 +128,7 @@ pub fn start(folder: OwnedFd, settings: &Settings) -> Result<(Process, OwnedFd),
         ready: ready_child.as_raw_fd(),
         read_only: settings.read_only,
         cached: settings.cached,
+        with_mounts: settings.with_mounts,
         upper: settings.upper,
         as_it_is: settings.as_it_is,
         only: settings.only.clone().map(CString::into_bytes),
@@ -280,7 +284,7 @@ fn serve(descriptor: RawFd) -> Result<(), String> {
     } else {
         None
     };
-    let root = enter_folder(folder, task.read_only, task.as_it_is);
+    let root = enter_folder(folder, task.read_only, task.with_mounts, task.as_it_is);
     let root = root.map_err(|error| error.to_string())?;
     let only = task.only.map(CString::new).transpose();
     let only = only.map_err(|error| error.to_string())?;

@@ -312,6 +312,45 @@ fn an_uppers_access_control_list_and_permission_bits_are_one() {
 }
 
 /// The client that reads an upper for `diff` and `commit` gets what was put there, holes included.
+/// A filesystem that is mounted until the end of a test.
+struct Mounted(std::path::PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_mounted_below_a_folder_is_there_unless_it_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("place");
+    fs::create_dir(&place).unwrap();
+    let mut mount = std::process::Command::new("mount");
+    mount.args(["-t", "tmpfs", "none"]).arg(&place);
+    assert!(mount.status().unwrap().success());
+    let _mounted = Mounted(place.clone());
+    fs::write(place.join("file"), "").unwrap();
+    for with_mounts in [true, false] {
+        let settings = Settings {
+            read_only: true,
+            cached: false,
+            with_mounts,
+            upper: false,
+            as_it_is: false,
+            only: None,
+            transport: Transport::Stream,
+        };
+        let open = fs::File::open(folder.path()).unwrap();
+        let (_server, socket) = micabox_share::start(open.into(), &settings).unwrap();
+        let mut client = Client::new(socket).unwrap();
+        let place = client.lookup(ROOT, b"place").unwrap().unwrap();
+        let file = client.lookup(place, b"file").unwrap();
+        assert_eq!(file.is_some(), with_mounts);
+    }
+}
+
 #[test]
 fn a_client_reads_what_is_there() {
     let folder = tempfile::tempdir().unwrap();
@@ -332,6 +371,7 @@ fn a_client_reads_what_is_there() {
     let settings = Settings {
         read_only: true,
         cached: false,
+        with_mounts: true,
         upper: true,
         as_it_is: false,
         only: None,

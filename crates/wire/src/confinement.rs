@@ -20,6 +20,9 @@ pub struct Confinement {
     /// Supplementary groups beside the user's own: names, looked up in the image's `/etc/group`, or
     /// numbers.
     pub groups: Vec<String>,
+    /// Whether no program can give more rights than its caller has: neither set-user-ID bits nor
+    /// capabilities of files count (`PR_SET_NO_NEW_PRIVS`). On the host's kernel it is always so.
+    pub no_new_privileges: bool,
 }
 
 /// A resource limit of a process.

@@ -48,6 +48,11 @@ pub enum MountSource {
         /// the one that commands run as.
         user: String,
     },
+    /// A device that every sandbox has, such as `/dev/null`, in place of a file.
+    Device {
+        /// Its path in the sandbox.
+        path: String,
+    },
 }
 
 /// A disk that is not the sandbox's own: a volume or an image.

@@ -2,7 +2,7 @@
 
 use crate::failure::{EXIT_MICA, Failure};
 use crate::output::print;
-use crate::run::{self, Preparation, terminal};
+use crate::run::{self, IdFile, Preparation, terminal};
 use crate::{Outcome, run::AttachOptions};
 
 /// Make a sandbox without starting it, and print its ID
@@ -14,6 +14,8 @@ use crate::{Outcome, run::AttachOptions};
     override_usage = "mica create [OPTIONS] IMAGE [COMMAND] [ARG...]",
     mut_arg("detach", |arg| arg.hide(true)),
     mut_arg("detach_keys", |arg| arg.hide(true)),
+    mut_arg("attach", |arg| arg.hide(true)),
+    mut_arg("sig_proxy", |arg| arg.hide(true)),
     mut_arg("timing", |arg| arg.hide(true)),
     mut_arg("timeout", |arg| arg.hide(true)),
     mut_arg("stop_timeout", |arg| arg.hide(true))
@@ -35,6 +37,12 @@ fn create(args: &run::Args) -> Outcome {
         detached: true,
         ..AttachOptions::default()
     };
+    let id_file = args
+        .command
+        .cidfile
+        .as_deref()
+        .map(IdFile::reserve)
+        .transpose()?;
     let prepared = Preparation {
         sandbox: &args.sandbox,
         image: args.image()?,
@@ -51,6 +59,10 @@ fn create(args: &run::Args) -> Outcome {
                 .hint("use `mica run -d --from SNAPSHOT`"),
         );
     };
-    print(&format!("{}\n", create()?.id()))?;
+    let sandbox = create()?;
+    if let Some(file) = id_file {
+        file.write(sandbox.id())?;
+    }
+    print(&format!("{}\n", sandbox.id()))?;
     Ok(0)
 }

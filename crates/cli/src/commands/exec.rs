@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use micabox::{Cancel, DEFAULT_GRACE, ExecOptions, Overrides};
+use micabox::{Cancel, DEFAULT_GRACE, ErrorKind, ExecOptions, Overrides};
 
-use crate::failure::EXIT_MICA;
+use crate::failure::{EXIT_MICA, Failure};
 use crate::run::attend::{Attention, attend};
 use crate::run::{
     AttachOptions, DETACH_KEYS, Keys, Signals, duration, environment, our_streams, start_failure,
@@ -24,7 +24,10 @@ use crate::{Outcome, settings};
 /// had to be killed); 125 if mica failed, 126 if the command could not be executed, 127 if it was
 /// not found.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "mica exec [OPTIONS] SANDBOX COMMAND [ARG...]")]
+#[command(
+    override_usage = "mica exec [OPTIONS] SANDBOX COMMAND [ARG...]",
+    args_override_self = true
+)]
 pub struct Args {
     /// Pass stdin on to the command
     #[arg(short, long)]
@@ -64,7 +67,7 @@ pub struct Args {
 
     /// The sandbox's name or ID, and what to run in it
     // One list, so that no flag is ours once the sandbox is named.
-    #[arg(required = true, trailing_var_arg = true, num_args = 2.., value_name = "SANDBOX")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "SANDBOX")]
     sandbox_and_command: Vec<OsString>,
 }
 
@@ -82,6 +85,13 @@ fn exec(args: Args) -> Outcome {
     })?;
     let mut words = args.sandbox_and_command.into_iter();
     let name = words.next().unwrap_or_default();
+    if words.len() == 0 {
+        let name = name.to_string_lossy();
+        return Err(
+            Failure::of_kind(ErrorKind::Invalid, format!("no command to run in {name}"))
+                .hint(format!("for a shell: `mica exec -it {name} sh`")),
+        );
+    }
     let overrides = Overrides {
         entrypoint: None,
         args: words.collect(),

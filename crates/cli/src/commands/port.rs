@@ -70,10 +70,11 @@ pub fn execute(args: &Args) -> Outcome {
 }
 
 fn port(text: &str) -> Result<(u16, Protocol), &'static str> {
-    let (port, protocol) = match text.split_once('/') {
-        None | Some((_, "tcp")) => (text.trim_end_matches("/tcp"), Protocol::Tcp),
-        Some((port, "udp")) => (port, Protocol::Udp),
-        Some(_) => return Err("expected /tcp or /udp after the port"),
+    let (port, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
+    let protocol = match protocol.to_ascii_lowercase().as_str() {
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        _ => return Err("expected /tcp or /udp after the port"),
     };
     match port.parse() {
         Ok(port) if port != 0 => Ok((port, protocol)),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use micabox::{DiskRate, Error, Expiry, NetRate, Resources, SandboxRef};
+use micabox::{DiskRate, Error, ErrorKind, Expiry, NetRate, Resources, SandboxRef};
 
 use super::named::Named;
 use crate::Outcome;
@@ -76,6 +76,13 @@ impl Args {
         if resources != Resources::default() {
             sandbox.update(&resources).map_err(|error| match error {
                 Error::Running(name) => self.must_stop(&name, sandbox.record().cpus.into()),
+                // What does not run yet is changed for its next start, without a control group.
+                Error::Unlimited(_) if self.idle_timeout.is_some() || self.max_life.is_some() => {
+                    let failure = Failure::from(error);
+                    let message = format!("nothing was changed, as {}", failure.message());
+                    Failure::of_kind(ErrorKind::Unsupported, message)
+                        .hint("leave out --cpus, and all else is changed; `mica doctor` says what control groups need")
+                }
                 error => error.into(),
             })?;
         }

@@ -64,7 +64,7 @@ impl Options {
         };
         let with = |failure: Failure| failure.context("--with");
         let args = flags::parse(&create).map_err(with)?.sandbox;
-        args.network().map_err(with)?;
+        args.network(&[]).map_err(with)?;
         let machine = &args.machine;
         Ok(Self {
             cpus: match machine.cpus {

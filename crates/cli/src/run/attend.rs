@@ -7,9 +7,10 @@ use std::time::Duration;
 use micabox::{Error, Handle, LostReason, Process};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::AsFd;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGWINCH};
+use signal_hook::consts::{SIGKILL, SIGWINCH};
 
-use super::supervise::exit_code_of;
+use super::signals::ends_processes;
+use super::supervise::{exit_code_of, unwritten};
 use super::{Keys, Signals, streams, terminal};
 use crate::Outcome;
 use crate::failure::{EXIT_MICA, Failure};
@@ -82,9 +83,8 @@ fn watch(
         for signal in signals.take() {
             match signal {
                 SIGWINCH if has_terminal => resize(handle),
-                SIGWINCH => {}
                 signal if attention.proxies_signals => handle.signal(signal),
-                SIGINT | SIGTERM | SIGHUP | SIGQUIT => {
+                signal if ends_processes(signal) => {
                     return Ok(End::Code(exit_code_of(signal)));
                 }
                 _ => {}
@@ -94,6 +94,9 @@ fn watch(
             Ok(None) => {}
             Ok(Some(_)) if handle.timed_out() => return Ok(End::Code(EXIT_TIMEOUT)),
             Ok(Some(status)) => {
+                if let Some(failure) = unwritten(handle) {
+                    return Err(failure);
+                }
                 let code = u8::try_from(status.code()).unwrap_or(EXIT_MICA);
                 return Ok(End::Code(code));
             }

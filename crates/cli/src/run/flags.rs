@@ -5,13 +5,18 @@
     reason = "their documentation is text for --help"
 )]
 
+mod booleans;
 mod command;
 mod confinement;
+mod dockers;
+mod groups;
 mod host;
 mod machine;
 mod mount;
+mod ports;
 mod rate;
 mod sandbox;
+mod security;
 mod upper;
 
 use std::ffi::OsString;
@@ -22,6 +27,7 @@ use micabox::TtySize;
 
 use super::First;
 use crate::failure::Failure;
+pub use booleans::{boolean, parse};
 pub use command::{CommandArgs, Timing};
 pub use confinement::{Cpus, cpus, processes};
 pub use machine::{MachineArgs, Net, memory};
@@ -33,21 +39,28 @@ pub use sandbox::SandboxArgs;
 /// Pulls the image if it isn't here. Without a COMMAND, runs what the image says.
 /// Everything after IMAGE belongs to the command.
 ///
-/// The sandbox ends with its command, or with mica: Ctrl-C sends the command SIGINT, a
-/// second one, SIGTERM or SIGHUP stop the sandbox as `mica stop` does, a third one kills
-/// it, and so does a reader that closes the pipe on the other end of the output.
+/// The sandbox ends with its command, or with mica. Signals are passed on to the command: Ctrl-C sends it
+/// SIGINT, a hangup SIGHUP. A second one of these, or SIGTERM, stops the sandbox as `mica stop` does, and
+/// another one kills it, and so does a reader that closes the pipe on the other end of the output.
 ///
 /// Exit codes: the command's own, 128 + n if signal n ended it; 124 after --timeout (137
 /// if it had to be killed, as coreutils' timeout has it); 125 if mica failed, 126 if the
 /// command could not be executed, 127 if it was not found.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "mica run [OPTIONS] IMAGE [COMMAND] [ARG...]")]
+#[command(
+    override_usage = "mica run [OPTIONS] IMAGE [COMMAND] [ARG...]",
+    args_override_self = true,
+    mut_args(groups::grouped)
+)]
 pub struct Args {
     #[command(flatten)]
     pub command: CommandArgs,
 
     #[command(flatten)]
     pub sandbox: SandboxArgs,
+
+    #[command(flatten)]
+    _dockers: dockers::Defaults,
 
     /// The image, and what to run in it
     // One list, so that no flag is ours once the image is named.
@@ -93,6 +106,9 @@ impl Args {
         if self.command.idle && !self.command.detach {
             return Err(Failure::new("an idle sandbox has nothing to wait for").hint("add -d"));
         }
+        if self.command.detach && !self.command.attach.is_empty() {
+            return Err(Failure::new("--attach and --detach exclude each other"));
+        }
         self.check()
     }
 
@@ -103,6 +119,10 @@ impl Args {
                 "{flag} is about a command that runs, and `mica create` starts none"
             ))
             .hint("`mica start` starts the sandbox; --max-life bounds how long it runs"));
+        }
+        if self.command.silent() != [false; 2] {
+            return Err(Failure::new("`mica start --attach` prints both outputs")
+                .hint("name both, or leave out --attach"));
         }
         self.check()
     }
@@ -198,11 +218,10 @@ fn hostname(text: &str) -> Result<String, String> {
 
 /// Parses the value of `--rm`, as Docker does.
 fn forgets(text: &str) -> Result<bool, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "1" | "t" | "true" => Ok(true),
-        "0" | "f" | "false" => Ok(false),
-        _ if text.starts_with('/') => Err(format!("use `--remove {text}`")),
-        _ => Err("expected true or false; `--remove PATH` removes a path".into()),
+    match boolean(text) {
+        Some(value) => Ok(value),
+        None if text.starts_with('/') => Err(format!("use `--remove {text}`")),
+        None => Err("expected true or false; `--remove PATH` removes a path".into()),
     }
 }
 

@@ -3,22 +3,27 @@
 pub mod attend;
 pub mod environment;
 mod flags;
+mod id_file;
 mod keys;
 mod labels;
 mod prepare;
 mod refused;
 pub mod restart;
+mod signals;
 mod streams;
 mod supervise;
 pub mod terminal;
 
+use flags::boolean;
 pub use flags::{
-    Args, Cpus, MachineArgs, Net, SandboxArgs, cpus, disk_rate, duration, memory, net_rate,
+    Args, Cpus, MachineArgs, Net, SandboxArgs, cpus, disk_rate, duration, memory, net_rate, parse,
     processes,
 };
+pub use id_file::IdFile;
 pub use keys::{DEFAULT as DETACH_KEYS, Keys};
 pub use refused::refusal;
-pub use supervise::{Signals, detach, our_streams, start_failure};
+pub use signals::Signals;
+pub use supervise::{detach, our_streams, start_failure};
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -38,6 +43,10 @@ pub struct AttachOptions {
     pub interactive: bool,
     /// Whether the command's stdin is open, with mica's input or empty.
     pub has_stdin: bool,
+    /// Whether the command's stdout and stderr go nowhere.
+    pub silent: [bool; 2],
+    /// Whether signals end mica, and are not passed on to the command, which continues.
+    pub ends_with_signals: bool,
     /// Whether the sandbox is detached.
     pub detached: bool,
     /// Whether a detached sandbox runs no command.
@@ -55,7 +64,7 @@ pub struct AttachOptions {
 /// Runs the command. Returns its exit code.
 pub fn execute(args: Args) -> Outcome {
     args.sandbox.machine.get_ready();
-    if !args.sandbox.require_limits {
+    if !args.sandbox.require_limits && !args.sandbox.machine.quiet {
         warn_of_no_limits(&args);
     }
     // A failure before the command runs must not look like the command's own exit code.
@@ -94,6 +103,8 @@ fn run(args: Args) -> Outcome {
         tty: flags.tty,
         interactive: flags.interactive && !flags.detach,
         has_stdin: flags.interactive,
+        silent: flags.silent(),
+        ends_with_signals: !flags.sig_proxy,
         detached: flags.detach,
         idle: flags.idle,
         timeout: flags.timeout,
@@ -101,6 +112,7 @@ fn run(args: Args) -> Outcome {
         detach_keys: flags.detach_keys.clone(),
         timing: flags.timing,
     };
+    let id_file = flags.cidfile.as_deref().map(IdFile::reserve).transpose()?;
     let cancel = Cancel::default();
     let prepared = Preparation {
         sandbox: &args.sandbox,
@@ -115,6 +127,9 @@ fn run(args: Args) -> Outcome {
     args.sandbox.machine.say_what_is_shared();
     let signals = Signals::catch(cancel)?;
     let sandbox = (prepared.create)();
+    if let (Some(file), Ok(sandbox)) = (id_file, &sandbox) {
+        file.write(&sandbox.record().id)?;
+    }
     let command = match &prepared.begin {
         Begin::Command(command) => Some(command),
         Begin::Idle | Begin::Reattach => None,

@@ -144,6 +144,7 @@ impl Preparation<'_> {
                 (command, Begin::Idle, IDLE.to_owned())
             }
         };
+        let network = args.network(&exposed(builder.base()))?;
         let mut builder = self.with_flags(args.machine.apply(builder))?;
         if let Some(processes) = args.pids_limit.filter(|limit| *limit != u64::MAX) {
             builder = builder.pids_limit(processes);
@@ -151,7 +152,7 @@ impl Preparation<'_> {
         let builder = builder
             .nested_virtualization(args.nested_virtualization)
             .patches(args.patches()?)
-            .network(args.network()?)
+            .network(network)
             .description(description)
             .command(&command);
         let stopped = self.is_stopped.then(|| builder.clone());
@@ -187,7 +188,8 @@ impl Preparation<'_> {
         };
         let mut builder = self.with_flags(builder)?;
         if args.has_network_flags() {
-            builder = builder.network(args.network()?);
+            let network = args.network(&exposed(builder.base()))?;
+            builder = builder.network(network);
         }
         builder = match &begin {
             Begin::Idle => builder.description(IDLE),
@@ -251,6 +253,11 @@ impl Preparation<'_> {
         let machine = &self.sandbox.machine;
         machine.image(store, name, self.progress.as_ref(), &self.cancel)
     }
+}
+
+/// Returns the ports that an image names.
+fn exposed(base: &Base) -> Vec<String> {
+    base.config().exposed_ports().clone().unwrap_or_default()
 }
 
 impl First<'_> {

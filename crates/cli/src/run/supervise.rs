@@ -1,109 +1,26 @@
 //! Attends to a sandbox until its end: signals, streams, exit codes.
 
-use std::io::{self, Read, Write};
+use std::io::Read;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use micabox::{Cancel, Command, Ended, Error, Event, ExecOptions, Handle, Process, Sandbox, Stdio};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use micabox::{Command, Ended, Error, Event, ExecOptions, Handle, Process, Sandbox, Stdio};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::stdio::stdin;
 use serde::Serialize;
-use signal_hook::consts::{
-    SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH,
-};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGWINCH};
 
 use super::flags::Timing;
+use super::signals::{Signals, ends_processes};
 use super::{AttachOptions, streams, terminal};
 use crate::Outcome;
 use crate::failure::{EXIT_MICA, Failure};
 use crate::output::{millis, print, raw, size, stderr_is_terminal, warn_json, write_stderr};
 use crate::visible;
 
-/// Signals that mica handles or forwards. All others keep their default.
-const CAUGHT: [i32; 9] = [
-    SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH,
-];
-
 /// How long the end of a command may be outstanding when its sandbox has ended.
 const LAST_WORD: Duration = Duration::from_secs(1);
-
-/// The signals that this process receives.
-pub struct Signals {
-    started: Arc<AtomicBool>,
-    /// Their numbers, a byte each.
-    inbox: UnixStream,
-}
-
-impl Signals {
-    /// Catches signals from now on. Until a sandbox has started, a signal that ends processes
-    /// cancels the start.
-    pub fn catch(cancel: Cancel) -> Result<Self, Failure> {
-        let failed = |error: io::Error| Failure::of(&error).context("setting up signals");
-        let mut signals = signal_hook::iterator::Signals::new(CAUGHT).map_err(failed)?;
-        let (inbox, mut sender) = UnixStream::pair().map_err(failed)?;
-        inbox.set_nonblocking(true).map_err(failed)?;
-        let started = Arc::new(AtomicBool::new(false));
-        let thread = {
-            let started = Arc::clone(&started);
-            move || {
-                for signal in signals.forever() {
-                    let ends = matches!(signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT);
-                    if ends && !started.load(Ordering::Acquire) {
-                        cancel.cancel();
-                    }
-                    if sender.write_all(&[signal as u8]).is_err() {
-                        return;
-                    }
-                }
-            }
-        };
-        let spawned = std::thread::Builder::new().name("signals".into());
-        spawned.spawn(thread).map_err(failed)?;
-        Ok(Self { started, inbox })
-    }
-
-    /// From now on, no signal cancels the start.
-    pub fn begin(&self) {
-        self.started.store(true, Ordering::Release);
-    }
-
-    /// Takes the signals that have arrived.
-    pub fn take(&self) -> Vec<i32> {
-        let mut numbers = [0; 64];
-        let count = (&self.inbox).read(&mut numbers).unwrap_or(0);
-        let numbers = numbers.get(..count).unwrap_or_default();
-        numbers.iter().copied().map(i32::from).collect()
-    }
-
-    /// Stops cancelling the start at a signal that ends processes.
-    pub fn started(&self) {
-        self.started.store(true, Ordering::Release);
-    }
-
-    /// Waits for a signal that ends processes, for at most `timeout`. Returns whether one came.
-    pub fn wait_for_end(&self, timeout: Duration) -> bool {
-        let timeout = Timespec::try_from(timeout).ok();
-        let mut ready = [PollFd::new(&self.inbox, PollFlags::IN)];
-        let _ = poll(&mut ready, timeout.as_ref());
-        self.first_ending().is_some()
-    }
-
-    /// Takes the signals so far, and returns the first one that ends processes.
-    fn first_ending(&self) -> Option<i32> {
-        let ends = |signal: &i32| matches!(*signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT);
-        self.take().into_iter().find(ends)
-    }
-}
-
-impl AsFd for Signals {
-    /// Returns a descriptor that is readable when [`Signals::take`] has some.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inbox.as_fd()
-    }
-}
 
 /// Runs `command` in the sandbox and returns the exit code. Without one, reattaches the command of
 /// this copy of a machine. The sandbox ends with the command.
@@ -133,30 +50,41 @@ pub fn supervise(
     let keys = (options.tty && options.interactive).then(|| options.detach_keys.clone());
     let stdin = process.stdin.take();
     let pressed = stdin.map(|stdin| streams::relay(stdin, keys)).transpose()?;
+    let handle = process.handle();
     let watch = Watch {
         sandbox: &sandbox,
-        handle: process.handle(),
+        handle: handle.clone(),
         options,
         raw,
         pressed,
         is_over: false,
-        is_interrupted: false,
+        heard: None,
         is_asked: false,
         is_warned: false,
     };
-    let Some(ended) = watch.until_the_end(&signals)? else {
-        let name = sandbox.record().name.clone();
-        sandbox.detach()?;
-        write_stderr(&format!(
-            "mica: detached; `mica attach {name}` returns to it\n"
-        ));
-        return Ok(0);
+    let ended = match watch.until_the_end(&signals)? {
+        Ok(ended) => ended,
+        Err(code) => {
+            let name = sandbox.record().name.clone();
+            sandbox.detach()?;
+            write_stderr(&format!(
+                "mica: detached; `mica attach {name}` returns to it\n"
+            ));
+            return Ok(code);
+        }
     };
     sandbox.leave();
-    match (ended.error(), ended.code) {
-        (Some(error), _) => Err(error.into()),
-        (None, code) => Ok(code.unwrap_or(exit_code_of(SIGKILL))),
+    match (ended.error(), unwritten(&handle), ended.code) {
+        (Some(error), ..) => Err(error.into()),
+        (None, Some(failure), _) => Err(failure),
+        (None, None, code) => Ok(code.unwrap_or(exit_code_of(SIGKILL))),
     }
+}
+
+/// Returns the failure of a command whose output could not be written to mica's, if it is one.
+pub fn unwritten(handle: &Handle) -> Option<Failure> {
+    let why = handle.unwritten()?;
+    Some(Failure::new(format!("writing the command's output: {why}")).code(EXIT_MICA))
 }
 
 /// Starts `command` in the sandbox, unless that is to be idle, and detaches the sandbox once the
@@ -250,12 +178,16 @@ fn exec_options(options: &AttachOptions) -> ExecOptions {
             ..our_streams(false)
         },
     };
+    let [without_stdout, without_stderr] = options.silent;
+    let or_nothing = |stream, is_silent| if is_silent { Stdio::Null } else { stream };
     ExecOptions {
         lifetime: true,
         timeout: options.timeout.filter(|timeout| !timeout.is_zero()),
         grace: Duration::from_secs(options.stop_timeout),
         detach: options.detached,
         measure: options.timing.is_some(),
+        stdout: or_nothing(streams.stdout, without_stdout),
+        stderr: or_nothing(streams.stderr, without_stderr),
         ..streams
     }
 }
@@ -297,7 +229,8 @@ struct Watch<'a> {
     /// Readable when the user has pressed the detach keys.
     pressed: Option<UnixStream>,
     is_over: bool,
-    is_interrupted: bool,
+    /// The signal that asked the command to end, in place of a stop.
+    heard: Option<i32>,
     /// The user has asked for a stop.
     is_asked: bool,
     /// The user was notified that files are being written.
@@ -305,12 +238,16 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Handles events until the sandbox is over. None if the user has left it.
-    fn until_the_end(mut self, signals: &Signals) -> Result<Option<Ended>, Failure> {
+    /// Handles events until the sandbox is over. The inner error is the exit code if the user has left it.
+    fn until_the_end(mut self, signals: &Signals) -> Result<Result<Ended, u8>, Failure> {
         self.resize();
         loop {
             // All sources are checked in each turn; none of the checks blocks.
             for signal in signals.take() {
+                if self.options.ends_with_signals && ends_processes(signal) && !self.is_over {
+                    self.handle.leave();
+                    return Ok(Err(exit_code_of(signal)));
+                }
                 self.signal(signal);
             }
             if !self.is_over && !matches!(self.handle.wait_timeout(Duration::ZERO), Ok(None)) {
@@ -318,14 +255,14 @@ impl Watch<'_> {
             }
             if self.keys_are_pressed() && !self.is_over {
                 self.handle.leave();
-                return Ok(None);
+                return Ok(Err(0));
             }
             match self.sandbox.event(Some(Instant::now()))? {
                 Some(Event::Ended(ended)) => {
                     // The end of the command is on a connection of its own.
                     let _ = self.handle.wait_timeout(LAST_WORD);
                     self.over();
-                    return Ok(Some(ended));
+                    return Ok(Ok(ended));
                 }
                 Some(Event::Stalled(true)) => write_stderr(
                     "mica: the host's disk is full: what the sandbox writes waits until there is \
@@ -333,11 +270,8 @@ impl Watch<'_> {
                 ),
                 Some(Event::Stalled(false)) => {}
                 None => {
-                    let (inbox, sandbox, command) = (
-                        signals.inbox.as_fd(),
-                        self.sandbox.as_fd(),
-                        self.handle.as_fd(),
-                    );
+                    let (inbox, sandbox, command) =
+                        (signals.as_fd(), self.sandbox.as_fd(), self.handle.as_fd());
                     let mut fds = vec![
                         PollFd::from_borrowed_fd(inbox, PollFlags::IN),
                         PollFd::from_borrowed_fd(sandbox, PollFlags::IN),
@@ -381,16 +315,19 @@ impl Watch<'_> {
         }
     }
 
+    /// Handles a signal. The command gets all of them as they are, but for those that ask for a stop: SIGTERM,
+    /// and another one of SIGINT and SIGHUP if the first did not end it.
     fn signal(&mut self, signal: i32) {
         match signal {
-            SIGWINCH => self.resize(),
+            SIGWINCH if self.options.tty => self.resize(),
             SIGINT | SIGTERM | SIGHUP if self.is_over => self.insist(),
-            SIGINT if !self.is_interrupted && !self.is_asked => {
-                self.is_interrupted = true;
-                self.handle.signal(SIGINT);
+            SIGINT | SIGHUP if self.heard.is_none() && !self.is_asked => {
+                self.heard = Some(signal);
+                self.handle.signal(signal);
             }
             SIGINT | SIGTERM | SIGHUP if !self.is_asked => self.ask(),
             SIGINT | SIGTERM | SIGHUP => self.sandbox.kill(),
+            _ if self.options.ends_with_signals => {}
             other => self.handle.signal(other),
         }
     }
@@ -399,7 +336,7 @@ impl Watch<'_> {
         self.is_asked = true;
         let grace = Duration::from_secs(self.options.stop_timeout);
         self.sandbox.begin_stop(grace);
-        if self.is_interrupted && stderr_is_terminal() {
+        if self.heard == Some(SIGINT) && stderr_is_terminal() {
             write_stderr("mica: stopping; Ctrl-C again kills\n");
         }
     }

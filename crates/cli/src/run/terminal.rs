@@ -4,8 +4,11 @@ use std::io::{self, IsTerminal};
 
 use micabox::TtySize;
 use rustix::fd::BorrowedFd;
+use rustix::process::getpgrp;
 use rustix::stdio::stdin;
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{
+    OptionalActions, Termios, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
+};
 
 use super::AttachOptions;
 use crate::failure::Failure;
@@ -39,6 +42,13 @@ pub fn size() -> Option<TtySize> {
                 columns: size.ws_col,
             })
         })
+}
+
+/// Returns whether this process may use its terminal now: then it is this process that keys stop.
+pub fn is_foreground() -> bool {
+    [stdin(), raw::stdout_fd(), raw::stderr_fd()]
+        .into_iter()
+        .any(|fd| tcgetpgrp(fd).is_ok_and(|group| group == getpgrp()))
 }
 
 /// The user's terminal in raw mode: every key goes to the command. Dropping it restores the

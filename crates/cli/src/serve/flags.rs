@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::message::Create;
 use crate::failure::Failure;
 use crate::run::{SandboxArgs, refusal};
+use crate::usage;
 
 /// A sandbox that runs no command of its own.
 #[derive(Debug, Parser)]
@@ -34,7 +35,7 @@ pub fn parse(create: &Create) -> Result<Wanted, Failure> {
     words.extend(create.image.clone());
     Wanted::try_parse_from(words).map_err(|error| {
         let said = refusal(&error).or_else(|| about_option(&error));
-        let said = said.unwrap_or_else(|| error.to_string());
+        let said = said.unwrap_or_else(|| usage::text(&error));
         // Its usage is about a command line.
         let said = said.split("\n\n").next().unwrap_or_default();
         invalid(said.trim_start_matches("error: ").trim_end())

@@ -10,7 +10,9 @@ use std::path::{Component, Path, PathBuf};
 use micabox_wire::{BootFailed, Mount, MountSource, Setup, Tmpfs};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, chmodat, fstat, mkdirat, openat, openat2};
 use rustix::io::Errno;
-use rustix::mount::{MountAttrFlags, MountFlags, MoveMountFlags, mount_remount, move_mount};
+use rustix::mount::{
+    MountAttrFlags, MountFlags, MoveMountFlags, OpenTreeFlags, mount_remount, move_mount, open_tree,
+};
 use rustix::thread::LinkNameSpaceType;
 
 use super::Step;
@@ -36,7 +38,7 @@ pub fn apply(setup: &Setup, place: &mut Place, disks: &Disks) -> Result<(), Boot
     }
     // The sandbox need not have the devices.
     let opened = setup.mounts.iter().map(|mount| match &mount.source {
-        MountSource::Tmpfs(_) => Ok(None),
+        MountSource::Tmpfs(_) | MountSource::Device { .. } => Ok(None),
         MountSource::Disk(disk) => disk::open(disk, mount.read_only, disks).map(Some),
         MountSource::Share { tag, file, user } => {
             let owner = share::owner(user, place);
@@ -93,11 +95,11 @@ fn set_up(
 fn make(mount: &Mount, opened: Option<OwnedFd>, root: &OwnedFd) -> Result<(), BootFailed> {
     let mode = match &mount.source {
         MountSource::Tmpfs(_) => TMPFS_MODE,
-        MountSource::Disk(_) | MountSource::Share { .. } => 0o755,
+        MountSource::Disk(_) | MountSource::Share { .. } | MountSource::Device { .. } => 0o755,
     };
     let path = Path::new(&mount.target);
     let target = match &mount.source {
-        MountSource::Share { file: Some(_), .. } => {
+        MountSource::Share { file: Some(_), .. } | MountSource::Device { .. } => {
             file(root, path).step("make the file", &mount.target)?
         }
         _ => directory(root, path, mode).step("make the directory", &mount.target)?,
@@ -106,11 +108,25 @@ fn make(mount: &Mount, opened: Option<OwnedFd>, root: &OwnedFd) -> Result<(), Bo
         MountSource::Tmpfs(options) => {
             tmpfs(options, mount.read_only, &target).step("mount tmpfs", &mount.target)
         }
+        MountSource::Device { path } => device(root, path)
+            .and_then(|device| attach(&device, &target))
+            .step("mount the device", path),
         MountSource::Disk(_) | MountSource::Share { .. } => match opened {
             Some(opened) => attach(&opened, &target).step("mount", &mount.target),
             None => Ok(()),
         },
     }
+}
+
+/// Makes a detached mount of one of the sandbox's own devices.
+fn device(root: &OwnedFd, path: &str) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
+    let place = OFlags::PATH | OFlags::CLOEXEC;
+    let device = openat2(root, path, place, Mode::empty(), resolve)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    open_tree(&device, c"", flags)
 }
 
 /// Returns the file to mount on, which is made if it is missing, as Docker does.

@@ -27,13 +27,15 @@ pub fn on(kernel: Kernel, confinement: &Confinement) -> Confinement {
     }
 }
 
-/// On the host's kernel, gives up what Docker's profile of system calls refuses, and all privileges that
-/// the execution of a program could bring.
+/// On the host's kernel, gives up what Docker's profile of system calls refuses; there, or if asked to,
+/// all privileges that the execution of a program could bring.
 pub fn restrict(kernel: Kernel, confinement: &Confinement) -> rustix::io::Result<()> {
+    if kernel == Kernel::Hosts || confinement.no_new_privileges {
+        rustix::thread::set_no_new_privs(true)?;
+    }
     if kernel == Kernel::Own {
         return Ok(());
     }
-    rustix::thread::set_no_new_privs(true)?;
     filter::install(confinement.capabilities.unwrap_or_default())
 }
 

@@ -41,15 +41,20 @@ const LEFT_TO_READ_ALL: CapabilitySet = LEFT.union(CapabilitySet::SYS_ADMIN);
 /// if that is a file, where it can open that file only. The process keeps its user, in namespaces
 /// without any other process and without a network. Its working directory is that of its own
 /// descriptors (`/proc/self/fd`), by which an open file can be opened once more, and its umask is 0.
-/// If `as_it_is`, root's process sees all extended attributes, those of the system (`trusted.*`) too, and what
-/// is mounted below the folder is not there.
+/// What is mounted below the folder is there only if `with_mounts`.
+/// If `as_it_is`, root's process sees all extended attributes, those of the system (`trusted.*`) too.
 /// Returns the folder.
 ///
 /// Where the host refuses a user its namespaces, the process continues within the other walls.
 ///
 /// # Errors
 /// [`Error`], in the process where it happened.
-pub fn enter_folder(folder: OwnedFd, read_only: bool, as_it_is: bool) -> Result<OwnedFd, Error> {
+pub fn enter_folder(
+    folder: OwnedFd,
+    read_only: bool,
+    with_mounts: bool,
+    as_it_is: bool,
+) -> Result<OwnedFd, Error> {
     let checked = fstat(&folder).map_err(step("looking at the folder"))?;
     let is_directory = FileType::from_raw_mode(checked.st_mode) == FileType::Directory;
     let owner = namespaces::Owner::now();
@@ -80,7 +85,7 @@ pub fn enter_folder(folder: OwnedFd, read_only: bool, as_it_is: bool) -> Result<
     .map_err(step("finding its descriptors"))?;
     let mut folder = folder;
     if has_namespaces && is_directory {
-        root::make_of_here(read_only, !as_it_is)?;
+        root::make_of_here(read_only, with_mounts)?;
         let there = stat("/").map_err(step("looking at its root"))?;
         if (there.st_dev, there.st_ino) != (checked.st_dev, checked.st_ino) {
             return Err(step("entering the folder")(rustix::io::Errno::STALE));

@@ -81,6 +81,7 @@ impl Start {
             source: Some(files.add(Arc::new(folder))),
             read_only: false,
             cached: false,
+            with_mounts: true,
             upper: true,
             only: None,
         });
@@ -89,6 +90,7 @@ impl Start {
             source: Some(files.add(Arc::clone(&share.source))),
             read_only: share.read_only,
             cached: share.cached,
+            with_mounts: share.with_mounts,
             upper: false,
             only: share.is_file.then(|| ONLY.to_owned()),
         });
@@ -97,6 +99,7 @@ impl Start {
             source: None,
             read_only: true,
             cached: false,
+            with_mounts: true,
             upper: false,
             only: None,
         });

@@ -58,7 +58,8 @@ impl Start {
         let mut backend = micabox_vmm::expect(self.backend_choice)?;
         let guest = match &self.guest {
             Some(files) => files.clone(),
-            None => GuestFiles::find()?,
+            None if backend.limits().own_kernel => GuestFiles::find()?,
+            None => GuestFiles::find_agent()?,
         };
         // Keeps the image in the store until the sandbox has a lease on it.
         let shared = self.store.shared()?;
@@ -125,7 +126,12 @@ impl Start {
         let begin = match saved {
             Some(saved) => Begin::Restore(saved),
             None => Begin::Boot {
-                kernel: MachineFile::open(&guest.kernel)?,
+                // The host backend reads only the agent's file.
+                kernel: MachineFile::open(if backend.limits().own_kernel {
+                    &guest.kernel
+                } else {
+                    &guest.initrd
+                })?,
                 initrd: MachineFile::open(&guest.initrd)?,
             },
         };
@@ -288,7 +294,7 @@ impl Start {
             registration.record().clone(),
             registration.path().to_owned(),
         );
-        if record.published.iter().any(|port| port.host.port() == 0)
+        if !record.published.is_empty()
             && let Some(written) = registration.written()
         {
             record.published = written.published;

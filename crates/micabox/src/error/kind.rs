@@ -162,7 +162,8 @@ impl Error {
             | Self::Mount(_)
             | Self::NoGuest { .. }
             | Self::NotStarted(_)
-            | Self::ShareServer(_) => Kind::Host,
+            | Self::ShareServer(_)
+            | Self::Unwritten(_) => Kind::Host,
         }
     }
 }

@@ -29,6 +29,7 @@ const MEMORY: u64 = 16 << 30;
 const AS_IT_IS: Settings = Settings {
     read_only: true,
     cached: false,
+    with_mounts: false,
     upper: false,
     as_it_is: true,
     only: None,

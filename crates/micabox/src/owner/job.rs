@@ -71,6 +71,8 @@ pub(crate) struct ShareJob {
     pub(crate) source: Option<RawFd>,
     pub(crate) read_only: bool,
     pub(crate) cached: bool,
+    /// Whether what is mounted below the folder is shared as well.
+    pub(crate) with_mounts: bool,
     /// Whether it is the upper layer of the sandbox's overlay.
     pub(crate) upper: bool,
     /// The name of the share's only entry, if it is a file.

@@ -150,6 +150,7 @@ fn serve(share: ShareJob, source: Option<File>, transport: Transport) -> Result<
     let settings = micabox_share::Settings {
         read_only: share.read_only,
         cached: share.cached,
+        with_mounts: share.with_mounts,
         upper: share.upper,
         as_it_is: false,
         only: only.unwrap_or_default(),

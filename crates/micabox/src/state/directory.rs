@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{Lock, Record, Registration, Status, record_file};
-use crate::{Error, history, name, upper};
+use crate::{Error, history, name, upper, volume};
 
 /// Hexadecimal digits of a sandbox's ID.
 pub(crate) const ID_LENGTH: usize = 32;
@@ -69,8 +69,18 @@ impl Directory {
     pub(crate) fn remove(&self, name_or_id: &str) -> Result<Record, Error> {
         let (_names, found, _lock) = self.ended(name_or_id)?;
         discard(&found.path)?;
-        self.note(&found.record, "destroy", &[]);
+        self.is_gone(&found.record);
         Ok(found.record)
+    }
+
+    /// Does what follows the removal of a sandbox's directory: its own volumes go, and observers are told.
+    pub(super) fn is_gone(&self, record: &Record) {
+        if let Some(store) = self.path.parent() {
+            record
+                .own_volumes()
+                .for_each(|name| volume::forget(store, name));
+        }
+        self.note(record, "destroy", &[]);
     }
 
     pub(crate) fn find(&self, name_or_id: &str) -> Result<Found, Error> {
@@ -319,7 +329,7 @@ impl Directory {
                             if record.status.is_live() {
                                 self.note(&record, "die", &[died()]);
                             }
-                            self.note(&record, "destroy", &[]);
+                            self.is_gone(&record);
                         }
                     }
                 },

@@ -185,6 +185,15 @@ impl Record {
         })
     }
 
+    /// Returns the names of the volumes that are removed with it.
+    pub(crate) fn own_volumes(&self) -> impl Iterator<Item = &str> {
+        let mounts = self.setup.mounts.iter();
+        mounts.filter_map(|mount| match &mount.source {
+            MountSource::Volume(volume) if volume.anonymous => Some(volume.name.as_str()),
+            _ => None,
+        })
+    }
+
     /// Returns whether a process that the sandbox ends with is gone, so that the sandbox ends about
     /// now.
     pub fn is_orphaned(&self) -> bool {

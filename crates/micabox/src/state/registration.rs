@@ -117,7 +117,7 @@ impl Drop for Registration {
         let _names = self.sandboxes.lock();
         if self.record.auto_remove {
             if discard(&self.path).is_ok() {
-                self.note("destroy", &[]);
+                self.sandboxes.is_gone(&self.record);
             }
         } else {
             release_image(&self.path, &self.record);

@@ -252,6 +252,7 @@ fn serve(
     let settings = Settings {
         read_only: true,
         cached: false,
+        with_mounts: !as_it_is,
         upper: !as_it_is,
         as_it_is,
         only: None,

@@ -130,6 +130,27 @@ pub(crate) fn disk_path(root: &Path, name: &str) -> PathBuf {
     root.join("volumes").join(name).join(DISK)
 }
 
+/// Removes a sandbox's own volume from the store at `root`, unless a machine uses it or there is none. What
+/// can't be removed now stays for `mica volume prune`.
+pub(crate) fn forget(root: &Path, name: &str) {
+    let volume = Volume {
+        name: name.to_owned(),
+        created: 0,
+        labels: BTreeMap::new(),
+        is_new: false,
+        directory: root.join("volumes").join(name),
+    };
+    // The lock is released when the file is closed at the end.
+    if is_valid(name)
+        && let Ok(Some(_lock)) = disk::lock(&volume, false)
+    {
+        let old = root.join("volumes").join(format!("{OLD}{name}"));
+        if fs::rename(&volume.directory, &old).is_ok() {
+            let _ = remove(&old);
+        }
+    }
+}
+
 impl Sandboxes {
     /// Makes a volume of `size` bytes, at least [`MIN_VOLUME_SIZE`], rounded up to 4096. The host
     /// allocates space only as it fills.

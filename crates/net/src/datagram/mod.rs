@@ -4,28 +4,28 @@
 mod echo;
 mod table;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::time::{Duration, Instant};
 
 use smoltcp::wire::{Icmpv4DstUnreachable, UdpPacket};
 
-use crate::Publish;
 use crate::dns::{self, Proxy};
 use crate::io::Io;
 use crate::packet::{Packet, send_udp, send_unreachable, unreachable};
+use crate::places::Places;
 use crate::poll::{Event, Id, Token};
 use echo::Request;
 use table::Table;
 
-/// Maximum numbers of conversations, and of callers of published ports, at a time.
-const MAX_FLOWS: usize = 128;
-const MAX_CALLERS: usize = 256;
-
 /// How long an idle conversation is kept. RFC 4787 requires an address translator to keep one for
 /// at least two minutes.
 const IDLE: Duration = Duration::from_secs(120);
+
+/// How long a conversation is kept that awaits an answer, while others want its place: as long as
+/// Linux's own address translator keeps one (`nf_conntrack_udp_timeout`).
+const UNANSWERED: Duration = Duration::from_secs(30);
 
 /// Datagrams taken from one socket before the other sockets have their turn.
 const TURN: usize = 32;
@@ -38,6 +38,8 @@ const CALLING_PORTS: std::ops::Range<u16> = 32768..61000;
 
 pub(crate) struct Datagrams {
     flows: Table<Key, Flow>,
+    /// Conversations whose socket may have something to read.
+    readable: BTreeSet<Id>,
     published: HashMap<Id, Published>,
     callers: Table<Caller, u16>,
     by_port: HashMap<u16, Caller>,
@@ -55,7 +57,8 @@ enum Key {
 #[derive(Debug)]
 struct Flow {
     socket: UdpSocket,
-    readable: bool,
+    /// Whether something has come since the guest last sent something.
+    is_answered: bool,
     /// The beginning of the last packet sent, as much as an ICMP error quotes.
     last: Vec<u8>,
 }
@@ -75,27 +78,34 @@ struct Published {
 }
 
 impl Datagrams {
-    pub(crate) fn new() -> Self {
+    /// Makes the tables, with as many places as given.
+    pub(crate) fn new(places: Places) -> Self {
         Self {
-            flows: Table::new(MAX_FLOWS, IDLE),
+            flows: Table::new(places.conversations, IDLE),
+            readable: BTreeSet::new(),
             published: HashMap::new(),
-            callers: Table::new(MAX_CALLERS, IDLE),
+            callers: Table::new(places.callers, IDLE),
             by_port: HashMap::new(),
             next_port: CALLING_PORTS.start,
             buffer: vec![0; MAX_DATAGRAM],
         }
     }
 
-    /// Starts to listen for a published port. Returns the host's address.
-    pub(crate) fn publish(&mut self, io: &mut Io, port: &Publish) -> io::Result<SocketAddr> {
-        let socket = UdpSocket::bind(port.host)?;
+    /// Starts to listen at an address of the host, for a port of the guest's. Returns the address.
+    pub(crate) fn publish(
+        &mut self,
+        io: &mut Io,
+        host: SocketAddr,
+        guest_port: u16,
+    ) -> io::Result<SocketAddr> {
+        let socket = UdpSocket::bind(host)?;
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
         let id = io.poll.next_id();
         io.poll.add(&socket, Token::UdpPort(id))?;
         let published = Published {
             socket,
-            guest_port: port.guest,
+            guest_port,
             readable: false,
         };
         self.published.insert(id, published);
@@ -125,12 +135,12 @@ impl Datagrams {
             let Some(target) = io.route(packet.to, port) else {
                 return prohibit(io, packet);
             };
-            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+            self.open(io, key, packet, || {
+                let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
                 socket.set_nonblocking(true)?;
                 socket.connect((target, port))?;
                 Ok(socket)
             });
-            self.open(io, key, socket, packet);
         }
         self.send(io, key, data, packet);
     }
@@ -155,16 +165,28 @@ impl Datagrams {
         if self.flows.by_key(&key, io.now).is_none() {
             // ICMP has no ports: rules with a port don't apply.
             match io.route(packet.to, 0) {
-                Some(target) => self.open(io, key, echo::socket(target), packet),
+                Some(target) => self.open(io, key, packet, || echo::socket(target)),
                 None => return prohibit(io, packet),
             }
         }
         self.send(io, key, &request.to_message(), packet);
     }
 
-    fn open(&mut self, io: &mut Io, key: Key, socket: io::Result<UdpSocket>, packet: &Packet<'_>) {
+    /// Begins a conversation. When all places are taken, one that owes the guest no answer makes room;
+    /// without one, the guest learns that there is none.
+    fn open(
+        &mut self,
+        io: &mut Io,
+        key: Key,
+        packet: &Packet<'_>,
+        socket: impl FnOnce() -> io::Result<UdpSocket>,
+    ) {
+        let may_go = |flow: &Flow, idle: Duration| flow.is_answered || idle >= UNANSWERED;
+        if self.flows.is_full() && self.flows.remove_idle(io.now, may_go).is_none() {
+            return prohibit(io, packet);
+        }
         let id = io.poll.next_id();
-        let opened = socket.and_then(|socket| {
+        let opened = socket().and_then(|socket| {
             io.poll.add(&socket, Token::Datagram(id))?;
             Ok(socket)
         });
@@ -172,7 +194,7 @@ impl Datagrams {
             Ok(socket) => {
                 let flow = Flow {
                     socket,
-                    readable: false,
+                    is_answered: false,
                     last: Vec::new(),
                 };
                 self.flows.insert(id, key, flow, io.now);
@@ -189,11 +211,15 @@ impl Datagrams {
         flow.last.clear();
         flow.last
             .extend(packet.bytes.get(..quote).unwrap_or_default());
+        flow.is_answered = false;
         match flow.socket.send(data) {
             // A full buffer drops the datagram, as networks do.
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => send_unreachable(&mut io.link, unreachable(&error), packet.bytes),
+            Err(error) => {
+                flow.is_answered = true;
+                send_unreachable(&mut io.link, unreachable(&error), packet.bytes);
+            }
         }
     }
 
@@ -208,9 +234,9 @@ impl Datagrams {
     }
 
     /// Handles an event of a conversation's socket.
-    pub(crate) fn event(&mut self, io: &Io, id: Id, event: Event) {
-        if let Some((_, flow)) = self.flows.by_id(id, io.now) {
-            flow.readable |= event.readable;
+    pub(crate) fn event(&mut self, id: Id, event: Event) {
+        if event.readable {
+            self.readable.insert(id);
         }
     }
 
@@ -224,14 +250,22 @@ impl Datagrams {
     /// Sends received datagrams to the guest, as far as the link has room. Returns whether there
     /// may be more.
     pub(crate) fn advance(&mut self, io: &mut Io) -> bool {
-        self.flows.expire(io.now);
-        self.callers.expire(io.now);
-        let callers = &self.callers;
-        self.by_port
-            .retain(|port, caller| callers.peek(caller) == Some(port));
+        while self.flows.expire(io.now).is_some() {}
+        while let Some(port) = self.callers.expire(io.now) {
+            self.by_port.remove(&port);
+        }
         let mut more = false;
-        for id in self.flows.ids(|flow| flow.readable) {
-            more |= self.drain(io, id);
+        for id in std::mem::take(&mut self.readable) {
+            match self.drain(io, id) {
+                Drained::Empty => {}
+                Drained::Full => {
+                    self.readable.insert(id);
+                }
+                Drained::Partly => {
+                    self.readable.insert(id);
+                    more = true;
+                }
+            }
         }
         let ports = self.published.iter().filter(|(_, port)| port.readable);
         for id in ports.map(|(id, _)| *id).collect::<Vec<Id>>() {
@@ -240,17 +274,18 @@ impl Datagrams {
         more
     }
 
-    /// Sends one conversation's datagrams to the guest. Returns whether there may be more.
-    fn drain(&mut self, io: &mut Io, id: Id) -> bool {
+    /// Sends one conversation's datagrams to the guest.
+    fn drain(&mut self, io: &mut Io, id: Id) -> Drained {
         let Some((key, flow)) = self.flows.by_id(id, io.now) else {
-            return false;
+            return Drained::Empty;
         };
         for _ in 0..TURN {
             if !io.link.has_room() {
-                return false; // An event follows when the link has room again.
+                return Drained::Full;
             }
             match flow.socket.recv(&mut self.buffer) {
                 Ok(length) => {
+                    flow.is_answered = true;
                     let data = self.buffer.get(..length).unwrap_or_default();
                     match key {
                         Key::Udp { guest_port, to } => {
@@ -261,15 +296,15 @@ impl Datagrams {
                         }
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    flow.readable = false;
-                    return false;
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Drained::Empty,
                 // An ICMP error that the host received; the guest has not seen it yet.
-                Err(error) => send_unreachable(&mut io.link, unreachable(&error), &flow.last),
+                Err(error) => {
+                    flow.is_answered = true;
+                    send_unreachable(&mut io.link, unreachable(&error), &flow.last);
+                }
             }
         }
-        true
+        Drained::Partly
     }
 
     /// Sends a published port's datagrams to the guest. Returns whether there may be more.
@@ -294,7 +329,9 @@ impl Datagrams {
                 published: id,
                 address,
             };
-            let shown = self.shown_as(io, caller);
+            let Some(shown) = self.shown_as(io, caller) else {
+                continue; // Not reached: there are more ports than callers.
+            };
             let gateway = io.link.addresses().gateway;
             let data = self.buffer.get(..length).unwrap_or_default();
             send_udp(&mut io.link, gateway, shown, guest_port, data);
@@ -302,22 +339,36 @@ impl Datagrams {
         true
     }
 
-    /// Returns the gateway's port that stands for a caller.
-    fn shown_as(&mut self, io: &mut Io, caller: Caller) -> u16 {
+    /// Returns the gateway's port that stands for a caller. The caller that has been idle longest makes
+    /// room for a new one; what the guest still sends to it is answered as by a closed port.
+    fn shown_as(&mut self, io: &mut Io, caller: Caller) -> Option<u16> {
         if let Some((_, port)) = self.callers.by_key(&caller, io.now) {
-            return *port;
+            return Some(*port);
         }
-        // There are far more ports than callers: after a full round, the old caller has been
-        // removed.
-        let port = self.next_port;
-        self.next_port = match port + 1 {
-            next if CALLING_PORTS.contains(&next) => next,
-            _ => CALLING_PORTS.start,
-        };
+        if self.callers.is_full()
+            && let Some(port) = self.callers.remove_idle(io.now, |_, _| true)
+        {
+            self.by_port.remove(&port);
+        }
+        let port = self.calling_port()?;
         let id = io.poll.next_id();
         self.callers.insert(id, caller, port, io.now);
         self.by_port.insert(port, caller);
-        port
+        Some(port)
+    }
+
+    fn calling_port(&mut self) -> Option<u16> {
+        for _ in 0..CALLING_PORTS.len() {
+            let port = self.next_port;
+            self.next_port = match port + 1 {
+                next if CALLING_PORTS.contains(&next) => next,
+                _ => CALLING_PORTS.start,
+            };
+            if !self.by_port.contains_key(&port) {
+                return Some(port);
+            }
+        }
+        None
     }
 
     /// Returns the time until an entry expires; None without entries.
@@ -325,6 +376,16 @@ impl Datagrams {
         let both = [self.flows.quiet_for(now), self.callers.quiet_for(now)];
         both.into_iter().flatten().min()
     }
+}
+
+/// How far a socket was read.
+enum Drained {
+    /// To its end.
+    Empty,
+    /// Until the link was full: an event follows when it has room again.
+    Full,
+    /// As far as a turn goes.
+    Partly,
 }
 
 /// Bytes of a packet that are kept for a quote.

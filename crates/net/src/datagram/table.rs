@@ -1,17 +1,17 @@
 //! A table of datagram conversations. Datagrams have no end to observe, so idle entries expire.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use crate::poll::Id;
 
-/// Entries with a number and a key. When the table is full, the least recently used entry makes
-/// room.
+/// Entries with a number and a key, in the order of their last use.
 #[derive(Debug)]
 pub(super) struct Table<K, V> {
     entries: HashMap<Id, Entry<K, V>>,
     by_key: HashMap<K, Id>,
+    by_use: BTreeSet<(Instant, Id)>,
     most: usize,
     idle: Duration,
 }
@@ -29,73 +29,82 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         Self {
             entries: HashMap::new(),
             by_key: HashMap::new(),
+            by_use: BTreeSet::new(),
             most,
             idle,
         }
     }
 
+    /// Whether there is no room for another entry.
+    pub(super) fn is_full(&self) -> bool {
+        self.entries.len() >= self.most
+    }
+
+    /// Removes the entry that has been idle longest of those that `may_go`, which is given the time
+    /// since an entry's last use. Returns its value.
+    pub(super) fn remove_idle(
+        &mut self,
+        now: Instant,
+        may_go: impl Fn(&V, Duration) -> bool,
+    ) -> Option<V> {
+        let mut oldest = self.by_use.iter();
+        let found = oldest.find(|(used, id)| {
+            let idle = now.saturating_duration_since(*used);
+            let entry = self.entries.get(id);
+            entry.is_some_and(|entry| may_go(&entry.value, idle))
+        });
+        let (_, id) = *found?;
+        self.remove(id)
+    }
+
+    /// Adds an entry, for which there is room.
     pub(super) fn insert(&mut self, id: Id, key: K, value: V, now: Instant) {
-        if self.entries.len() >= self.most {
-            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used);
-            if let Some(id) = oldest.map(|(id, _)| *id) {
-                self.remove(id);
-            }
-        }
         let used = now;
         self.by_key.insert(key, id);
+        self.by_use.insert((used, id));
         self.entries.insert(id, Entry { key, value, used });
     }
 
     /// Returns the entry with this key, and marks it as used.
     pub(super) fn by_key(&mut self, key: &K, now: Instant) -> Option<(Id, &mut V)> {
         let id = *self.by_key.get(key)?;
-        let entry = self.entries.get_mut(&id)?;
-        entry.used = now;
-        Some((id, &mut entry.value))
-    }
-
-    /// Returns the entry with this key, without marking it as used.
-    pub(super) fn peek(&self, key: &K) -> Option<&V> {
-        let entry = self.entries.get(self.by_key.get(key)?)?;
-        Some(&entry.value)
+        self.by_id(id, now).map(|(_, value)| (id, value))
     }
 
     /// Returns the entry with this number, and marks it as used.
     pub(super) fn by_id(&mut self, id: Id, now: Instant) -> Option<(K, &mut V)> {
         let entry = self.entries.get_mut(&id)?;
-        entry.used = now;
+        if entry.used != now {
+            self.by_use.remove(&(entry.used, id));
+            self.by_use.insert((now, id));
+            entry.used = now;
+        }
         Some((entry.key, &mut entry.value))
     }
 
-    pub(super) fn remove(&mut self, id: Id) {
-        if let Some(entry) = self.entries.remove(&id)
-            && self.by_key.get(&entry.key) == Some(&id)
-        {
+    /// Removes the entry with this number. Returns its value.
+    pub(super) fn remove(&mut self, id: Id) -> Option<V> {
+        let entry = self.entries.remove(&id)?;
+        self.by_use.remove(&(entry.used, id));
+        if self.by_key.get(&entry.key) == Some(&id) {
             self.by_key.remove(&entry.key);
         }
+        Some(entry.value)
     }
 
-    /// Returns the numbers of the entries whose value is `wanted`.
-    pub(super) fn ids(&self, wanted: impl Fn(&V) -> bool) -> Vec<Id> {
-        self.entries
-            .iter()
-            .filter(|(_, entry)| wanted(&entry.value))
-            .map(|(id, _)| *id)
-            .collect()
-    }
-
-    /// Removes the entries that have expired.
-    pub(super) fn expire(&mut self, now: Instant) {
-        let idle = self.idle;
-        self.entries.retain(|_, entry| entry.used + idle > now);
-        let entries = &self.entries;
-        self.by_key.retain(|_, id| entries.contains_key(id));
+    /// Removes an entry that has expired, if there is one. Returns its value.
+    pub(super) fn expire(&mut self, now: Instant) -> Option<V> {
+        let (used, id) = *self.by_use.first()?;
+        if used + self.idle > now {
+            return None;
+        }
+        self.remove(id)
     }
 
     /// Returns the time until the next entry expires.
     pub(super) fn quiet_for(&self, now: Instant) -> Option<Duration> {
-        let oldest = self.entries.values().map(|entry| entry.used).min()?;
-        Some((oldest + self.idle).saturating_duration_since(now))
+        let (oldest, _) = self.by_use.first()?;
+        Some((*oldest + self.idle).saturating_duration_since(now))
     }
 }
 
@@ -104,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_idle_flow_makes_room() {
+    fn idle_entries_expire_in_the_order_of_their_use() {
         let idle = Duration::from_secs(10);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
@@ -112,16 +121,32 @@ mod tests {
         table.insert(1, 'a', "first", at(0));
         table.insert(2, 'b', "second", at(1));
         assert_eq!(table.by_key(&'a', at(2)), Some((1, &mut "first")));
-        table.insert(3, 'c', "third", at(3));
-        assert_eq!(table.by_key(&'b', at(3)), None);
-        assert_eq!(table.by_id(2, at(3)), None);
-        assert_eq!(table.quiet_for(at(5)), Some(Duration::from_secs(7)));
-        assert_eq!(table.by_id(1, at(6)), Some(('a', &mut "first")));
-        table.expire(at(13));
-        assert_eq!(table.ids(|_| true), [1]);
-        assert_eq!(table.by_key(&'c', at(13)), None);
-        table.remove(1);
+        assert_eq!(table.quiet_for(at(5)), Some(Duration::from_secs(6)));
+        assert_eq!(table.expire(at(10)), None);
+        assert_eq!(table.expire(at(11)), Some("second"));
+        assert_eq!(table.expire(at(11)), None);
+        assert_eq!(table.by_key(&'b', at(11)), None);
+        assert_eq!(table.by_id(1, at(11)), Some(('a', &mut "first")));
+        assert_eq!(table.remove(1), Some("first"));
         assert_eq!(table.quiet_for(at(14)), None);
         assert_eq!(table.by_key(&'a', at(14)), None);
+    }
+
+    #[test]
+    fn the_longest_idle_entry_that_may_go_makes_room() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut table = Table::new(3, Duration::from_secs(100));
+        for (id, key) in [(1, 'a'), (2, 'b'), (3, 'c')] {
+            assert!(!table.is_full());
+            table.insert(id, key, key, at(id));
+        }
+        assert!(table.is_full());
+        assert_eq!(table.remove_idle(at(4), |_, _| false), None);
+        assert_eq!(table.remove_idle(at(4), |key, _| *key != 'a'), Some('b'));
+        let long = |_: &char, idle: Duration| idle >= Duration::from_secs(3);
+        assert_eq!(table.remove_idle(at(3), long), None);
+        assert_eq!(table.remove_idle(at(4), long), Some('a'));
+        assert!(!table.is_full());
     }
 }

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::Name;
-use super::message::{Code, Query};
+use super::message::{Code, Query, Verdict};
 
 /// The proxy's view of a guest's message and of a resolver's response to it.
 #[derive(Debug)]
@@ -24,10 +24,10 @@ pub struct Exchange {
 /// Parses a guest's message, forwarded under `id`, and a resolver's message.
 pub fn exchange(message: &[u8], response: &[u8], id: u16) -> Option<Exchange> {
     let query = Query::parse(message)?;
-    let is_answered = query.is_answered_by(response, id);
+    let is_answered = query.judge(response, id) == Verdict::Answer;
     Some(Exchange {
         name: query.name.as_ref().map(ToString::to_string),
-        refusal: query.fail(Code::Refused),
+        refusal: query.fail(Code::REFUSED),
         forwarded: query.with_id(id),
         is_answered,
         addresses: if is_answered {

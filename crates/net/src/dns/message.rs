@@ -12,20 +12,64 @@ const HEADER: usize = 12;
 /// In the second word of the header: the message is a response.
 const RESPONSE: u16 = 1 << 15;
 const OPCODE: u16 = 0xf << 11;
+const AUTHORITATIVE: u16 = 1 << 10;
+const TRUNCATED: u16 = 1 << 9;
 const RECURSION_DESIRED: u16 = 1 << 8;
 const RECURSION_AVAILABLE: u16 = 1 << 7;
+const CODE: u16 = 0xf;
 
 const TYPE_A: u16 = 1;
 const TYPE_CNAME: u16 = 5;
 const CLASS_INTERNET: u16 = 1;
 
-/// Response codes that the proxy itself sends.
+/// A response code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Code {
-    /// No resolver answered.
-    ServerFailure = 2,
+pub(super) struct Code(u16);
+
+impl Code {
+    const NO_ERROR: Self = Self(0);
+    /// The guest's message is no query.
+    const FORMAT_ERROR: Self = Self(1);
+    /// No resolver answered, or there is no room for the question.
+    pub(super) const SERVER_FAILURE: Self = Self(2);
+    const NO_SUCH_NAME: Self = Self(3);
+    /// The guest wants something else than an answer.
+    const NOT_IMPLEMENTED: Self = Self(4);
     /// The policy denies the name.
-    Refused = 5,
+    pub(super) const REFUSED: Self = Self(5);
+}
+
+/// What a resolver's message is to a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It answers the query: there is such a name, or there is none.
+    Answer,
+    /// The resolver can't answer or doesn't want to; another one might. With the code for the guest,
+    /// if the message itself is not fit to be passed on.
+    Failure(Option<Code>),
+    /// It is no response to the query.
+    Foreign,
+}
+
+/// Whether a response is only the beginning of an answer, which is then to be had by TCP.
+pub(super) fn is_truncated(response: &[u8]) -> bool {
+    word(response, 2).is_some_and(|flags| flags & TRUNCATED != 0)
+}
+
+/// Returns the response to a guest's message that [`Query::parse`] does not take; None for what is no
+/// query at all.
+pub(super) fn refuse_malformed(bytes: &[u8]) -> Option<Vec<u8>> {
+    let flags = word(bytes, 2).filter(|flags| flags & RESPONSE == 0)?;
+    let id = bytes.get(..2).filter(|_| bytes.len() >= HEADER)?;
+    let code = match flags & OPCODE {
+        0 => Code::FORMAT_ERROR,
+        _ => Code::NOT_IMPLEMENTED,
+    };
+    let flags = RESPONSE | (flags & (OPCODE | RECURSION_DESIRED)) | RECURSION_AVAILABLE | code.0;
+    let mut response = id.to_vec();
+    response.extend(flags.to_be_bytes());
+    response.resize(HEADER, 0);
+    Some(response)
 }
 
 /// A query to forward.
@@ -69,7 +113,7 @@ impl Query {
     /// Returns a response with the question and an error code only.
     pub(super) fn fail(&self, code: Code) -> Vec<u8> {
         let flags = word(&self.bytes, 2).unwrap_or_default();
-        let flags = RESPONSE | (flags & RECURSION_DESIRED) | RECURSION_AVAILABLE | code as u16;
+        let flags = RESPONSE | (flags & RECURSION_DESIRED) | RECURSION_AVAILABLE | code.0;
         let mut bytes = Vec::with_capacity(self.end);
         bytes.extend(self.id().to_be_bytes());
         bytes.extend(flags.to_be_bytes());
@@ -78,16 +122,60 @@ impl Query {
         bytes
     }
 
-    /// Whether `response` answers this query as sent under `id`.
-    pub(super) fn is_answered_by(&self, response: &[u8], id: u16) -> bool {
-        let same_question = || {
-            let asked = self.bytes.get(HEADER..self.end)?;
-            Some(response.get(HEADER..self.end)?.eq_ignore_ascii_case(asked))
-        };
-        word(response, 0) == Some(id)
-            && word(response, 2).is_some_and(|flags| flags & RESPONSE != 0)
-            && word(response, 4) == Some(1)
-            && same_question() == Some(true)
+    /// Judges a message that came for this query, which was sent under `id`. Failures are those after
+    /// which the C library asks its next resolver.
+    pub(super) fn judge(&self, response: &[u8], id: u16) -> Verdict {
+        if word(response, 0) != Some(id) {
+            return Verdict::Foreign;
+        }
+        let count = |at| word(response, at).unwrap_or_default();
+        let (flags, questions, answers) = (count(2), count(4), count(6));
+        if response.len() < HEADER {
+            return Verdict::Failure(Some(Code::SERVER_FAILURE));
+        }
+        if flags & RESPONSE == 0 {
+            return Verdict::Foreign;
+        }
+        let code = Code(flags & CODE);
+        let is_definite = matches!(code, Code::NO_ERROR | Code::NO_SUCH_NAME);
+        if questions == 0 && !is_definite {
+            return Verdict::Failure(Some(code));
+        }
+        let asked = self.bytes.get(HEADER..self.end).unwrap_or_default();
+        let question = response.get(HEADER..self.end);
+        if questions != 1 || !question.is_some_and(|question| question.eq_ignore_ascii_case(asked))
+        {
+            return Verdict::Foreign;
+        }
+        if !is_definite {
+            return Verdict::Failure(None);
+        }
+        if flags & TRUNCATED != 0 {
+            return Verdict::Answer;
+        }
+        if !self.has_all_records(response) {
+            return Verdict::Failure(Some(Code::SERVER_FAILURE));
+        }
+        // A server that is not responsible for the name, and does not ask those that are.
+        let is_lame = code == Code::NO_ERROR
+            && answers == 0
+            && count(10) == 0
+            && flags & (AUTHORITATIVE | RECURSION_AVAILABLE) == 0;
+        if is_lame {
+            Verdict::Failure(None)
+        } else {
+            Verdict::Answer
+        }
+    }
+
+    /// Whether a response has all records that its header announces.
+    fn has_all_records(&self, response: &[u8]) -> bool {
+        let counts = [6, 8, 10].map(|at| u32::from(word(response, at).unwrap_or_default()));
+        let mut records = 0..counts.iter().sum::<u32>();
+        let end = records.try_fold(self.end, |at, _| {
+            Record::read(response, at).map(|record| record.end)
+        });
+        end.is_some()
     }
 
     /// Returns the addresses that a response gives for the name, directly or through aliases, each
@@ -261,18 +349,70 @@ mod tests {
                 (b"\x01b\xc0\x0e", 1, &[1, 2, 3]),
             ],
         );
-        assert!(query.is_answered_by(&bytes, 0xabcd));
-        assert!(!query.is_answered_by(&bytes, 0xabce));
+        assert_eq!(query.judge(&bytes, 0xabcd), Verdict::Answer);
+        assert_eq!(query.judge(&bytes, 0xabce), Verdict::Foreign);
         assert_eq!(
             query.addresses(&bytes),
             [([1, 2, 3, 4].into(), Duration::from_secs(256))]
         );
         let mut renamed = bytes.clone();
         set_id(&mut renamed, 7);
-        assert!(query.is_answered_by(&renamed, 7));
+        assert_eq!(query.judge(&renamed, 7), Verdict::Answer);
         renamed[13] = b'z';
-        assert!(!query.is_answered_by(&renamed, 7));
-        assert!(!query.is_answered_by(&query.with_id(7), 7));
+        assert_eq!(query.judge(&renamed, 7), Verdict::Foreign);
+        assert_eq!(query.judge(&query.with_id(7), 7), Verdict::Foreign);
+    }
+
+    #[test]
+    fn a_failure_is_what_another_resolver_may_do_better() {
+        let bytes = query(b"\x01a");
+        let query = Query::parse(&bytes).unwrap();
+        let judge = |bytes: &[u8]| query.judge(bytes, 0xabcd);
+        let good = response(&bytes, &[(b"\xc0\x0c", 1, &[1, 2, 3, 4])]);
+        // Codes: no error and no such name are answers.
+        for code in 0..16 {
+            let mut bytes = good.clone();
+            bytes[3] |= code;
+            let is_answer = matches!(code, 0 | 3);
+            assert_eq!(judge(&bytes) == Verdict::Answer, is_answer, "{code}");
+            if !is_answer {
+                assert_eq!(judge(&bytes), Verdict::Failure(None), "{code}");
+                // Some servers don't repeat the question.
+                bytes.truncate(HEADER);
+                bytes[4..].fill(0);
+                let code = Code(code.into());
+                assert_eq!(judge(&bytes), Verdict::Failure(Some(code)));
+            }
+        }
+        // A cut message, unless it says so.
+        let broken = Verdict::Failure(Some(Code::SERVER_FAILURE));
+        for length in query.end..good.len() {
+            let mut cut = good[..length].to_vec();
+            assert_eq!(judge(&cut), broken, "{length}");
+            cut[2] |= 2;
+            assert_eq!(judge(&cut), Verdict::Answer, "{length}");
+            assert!(is_truncated(&cut) && !is_truncated(&good));
+        }
+        assert_eq!(judge(&good[..2]), broken);
+        assert_eq!(judge(&good[..1]), Verdict::Foreign);
+        // A referral to nowhere; the same from a server that is responsible for the name.
+        let mut lame = response(&bytes, &[]);
+        assert_eq!(judge(&lame), Verdict::Failure(None));
+        lame[2] |= 4;
+        assert_eq!(judge(&lame), Verdict::Answer);
+    }
+
+    #[test]
+    fn what_is_no_question_is_refused() {
+        let mut bytes = query(b"\x01a");
+        bytes[5] = 2;
+        let refusal = [0xab, 0xcd, 0x81, 0x81, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(refuse_malformed(&bytes).unwrap(), refusal);
+        bytes[2] |= 0x28;
+        assert_eq!(refuse_malformed(&bytes).unwrap()[2..4], [0xa9, 0x84]);
+        bytes[2] = 0x81;
+        assert_eq!(refuse_malformed(&bytes), None);
+        assert_eq!(refuse_malformed(&bytes[..11]), None);
     }
 
     #[test]
@@ -281,7 +421,7 @@ mod tests {
         let question = bytes.len();
         bytes.extend(b"additional records");
         let query = Query::parse(&bytes).unwrap();
-        let refused = query.fail(Code::Refused);
+        let refused = query.fail(Code::REFUSED);
         assert_eq!(refused[..4], [0xab, 0xcd, 0x81, 0x85]);
         assert_eq!(refused[12..], bytes[12..question]);
     }
@@ -313,7 +453,7 @@ mod tests {
             answer[2] = 0x80;
             answer[7] = 255;
             answer.extend(bytes);
-            prop_assert!(asked.is_answered_by(&answer, 1));
+            let _ = asked.judge(&answer, 1);
             let _ = asked.addresses(&answer);
         }
     }

@@ -2,29 +2,26 @@
 //!
 //! Queries for names that the policy denies are refused and not forwarded. From the answers for
 //! names that rules mention, the policy learns the addresses.
+//!
+//! The guest has no other resolver, so the proxy is what a C library is with several: one that fails
+//! is followed by the next, and the guest gets a failure only when all have failed.
 
 pub mod fuzzing;
 mod message;
 mod name;
+mod question;
 mod resolvers;
 
-use std::collections::HashMap;
-use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::time::{Duration, Instant};
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 
 use crate::io::Io;
 use crate::packet::send_udp;
-use crate::poll::{Id, Token};
-use message::{Code, Query, set_id};
+use crate::poll::Id;
+use message::{Code, Query, refuse_malformed};
 pub(crate) use name::Name;
+use question::{Question, Step};
 pub(crate) use resolvers::{PORT, Resolvers};
-
-/// Maximum number of open queries. The guest's resolver repeats the ones beyond.
-const MAX_QUESTIONS: usize = 64;
-
-/// How long to wait for a resolver. The C library repeats a query after five seconds.
-const PATIENCE: Duration = Duration::from_secs(4);
 
 /// Bytes of the longest message.
 const MAX_MESSAGE: usize = 65535;
@@ -32,26 +29,20 @@ const MAX_MESSAGE: usize = 65535;
 #[derive(Debug)]
 pub(crate) struct Proxy {
     questions: HashMap<Id, Question>,
+    /// Questions to which resolvers may have sent something.
+    ready: BTreeSet<Id>,
+    /// Maximum number of questions.
+    most: usize,
     buffer: Vec<u8>,
 }
 
-/// A query that has been sent to a resolver.
-#[derive(Debug)]
-struct Question {
-    query: Query,
-    guest_port: u16,
-    /// A socket for each query, so that neither its port nor its identification can be guessed.
-    socket: UdpSocket,
-    id: u16,
-    /// The resolver's index.
-    resolver: usize,
-    deadline: Instant,
-}
-
 impl Proxy {
-    pub(crate) fn new() -> Self {
+    /// Makes a proxy for at most `most` questions at a time.
+    pub(crate) fn new(most: usize) -> Self {
         Self {
             questions: HashMap::new(),
+            ready: BTreeSet::new(),
+            most,
             buffer: vec![0; MAX_MESSAGE],
         }
     }
@@ -59,6 +50,9 @@ impl Proxy {
     /// Handles a query from the guest.
     pub(crate) fn receive(&mut self, io: &mut Io, guest_port: u16, message: &[u8]) {
         let Some(query) = Query::parse(message) else {
+            if let Some(refusal) = refuse_malformed(message) {
+                answer(io, guest_port, &refusal);
+            }
             return;
         };
         let allowed = match &query.name {
@@ -66,107 +60,71 @@ impl Proxy {
             None => io.policy.is_open(),
         };
         if !allowed {
-            return answer(io, guest_port, &query.fail(Code::Refused));
+            return answer(io, guest_port, &query.fail(Code::REFUSED));
         }
-        if self.questions.len() < MAX_QUESTIONS {
-            self.ask(io, query, guest_port, 0);
+        let mut known = self.questions.values();
+        if known.any(|question| question.is(guest_port, &query)) {
+            return; // The guest is impatient; its answer will come.
+        }
+        if self.questions.len() >= self.most {
+            return answer(io, guest_port, &query.fail(Code::SERVER_FAILURE));
+        }
+        let id = io.poll.next_id();
+        let question = Question::new(query, guest_port, io.now);
+        self.questions.insert(id, question);
+        self.step(io, id, Question::go_on);
+    }
+
+    /// Notes that a resolver may have sent something.
+    pub(crate) fn event(&mut self, id: Id) {
+        if self.questions.contains_key(&id) {
+            self.ready.insert(id);
         }
     }
 
-    /// Sends the query to the resolver with this index, or to the first after it that accepts it.
-    fn ask(&mut self, io: &mut Io, query: Query, guest_port: u16, first: usize) {
-        let mut resolver = first;
-        while let Some(address) = io.resolvers.get(resolver, io.now) {
-            let id = io.poll.next_id();
-            let asked = random().and_then(|number| {
-                let any = match address {
-                    std::net::SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-                    std::net::SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-                };
-                let socket = UdpSocket::bind((any, 0_u16) as (std::net::IpAddr, u16))?;
-                socket.set_nonblocking(true)?;
-                socket.connect(address)?;
-                io.poll.add(&socket, Token::Dns(id))?;
-                socket.send(&query.with_id(number))?;
-                Ok((socket, number))
-            });
-            if let Ok((socket, number)) = asked {
-                let question = Question {
-                    query,
-                    guest_port,
-                    socket,
-                    id: number,
-                    resolver,
-                    deadline: io.now + PATIENCE,
-                };
-                self.questions.insert(id, question);
-                return;
-            }
-            resolver += 1;
-        }
-        answer(io, guest_port, &query.fail(Code::ServerFailure));
-    }
-
-    /// Handles the messages that a resolver may have sent.
-    pub(crate) fn event(&mut self, io: &mut Io, id: Id) {
-        let Some(question) = self.questions.get(&id) else {
-            return;
-        };
-        loop {
-            match question.socket.recv(&mut self.buffer) {
-                Ok(length) => {
-                    let message = self.buffer.get_mut(..length).unwrap_or_default();
-                    if !question.query.is_answered_by(message, question.id) {
-                        continue; // A forged response.
-                    }
-                    if let Some(name) = &question.query.name {
-                        for (address, ttl) in question.query.addresses(message) {
-                            io.policy.learn(name, address, ttl, io.now);
-                        }
-                    }
-                    set_id(message, question.query.id());
-                    answer(io, question.guest_port, message);
-                    self.questions.remove(&id);
-                    return;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // No resolver listens there.
-                Err(_) => return self.ask_the_next(io, id),
-            }
-        }
-    }
-
-    fn ask_the_next(&mut self, io: &mut Io, id: Id) {
-        if let Some(question) = self.questions.remove(&id) {
-            let next = question.resolver + 1;
-            self.ask(io, question.query, question.guest_port, next);
-        }
-    }
-
-    /// Moves queries on to the next resolver when the current one took too long.
+    /// Passes answers on as far as the link has room, and asks other resolvers where one failed or
+    /// takes long.
     pub(crate) fn advance(&mut self, io: &mut Io) {
-        let late = |(id, question): (&Id, &Question)| (question.deadline <= io.now).then_some(*id);
+        while io.link.has_room()
+            && let Some(id) = self.ready.pop_first()
+        {
+            let mut buffer = std::mem::take(&mut self.buffer);
+            self.step(io, id, |question, io, id| {
+                question.read(io, id, &mut buffer)
+            });
+            self.buffer = buffer;
+        }
+        let late = |(id, question): (&Id, &Question)| (question.until <= io.now).then_some(*id);
         let late: Vec<Id> = self.questions.iter().filter_map(late).collect();
         for id in late {
-            self.ask_the_next(io, id);
+            if io.link.has_room() {
+                self.step(io, id, Question::go_on);
+            }
         }
     }
 
-    /// Returns the time until a resolver's deadline; None without open queries.
-    pub(crate) fn quiet_for(&self, now: Instant) -> Option<Duration> {
-        let deadlines = self.questions.values().map(|question| question.deadline);
-        Some(deadlines.min()?.saturating_duration_since(now))
+    /// Takes a step with a question, and answers the guest if it was the last one.
+    fn step(&mut self, io: &mut Io, id: Id, step: impl FnOnce(&mut Question, &mut Io, Id) -> Step) {
+        let Some(question) = self.questions.get_mut(&id) else {
+            return;
+        };
+        if let Step::Over(message) = step(question, io, id) {
+            answer(io, question.guest_port, &message);
+            self.questions.remove(&id);
+            self.ready.remove(&id);
+        }
+    }
+
+    /// Returns the time until another resolver is to be asked or a question is given up; None without
+    /// questions, and while the link has no room.
+    pub(crate) fn quiet_for(&self, io: &Io) -> Option<Duration> {
+        let times = self.questions.values().map(|question| question.until);
+        let next = times.min().filter(|_| io.link.has_room())?;
+        Some(next.saturating_duration_since(io.now))
     }
 }
 
 fn answer(io: &mut Io, guest_port: u16, message: &[u8]) {
     let gateway = io.link.addresses().gateway;
     send_udp(&mut io.link, gateway, PORT, guest_port, message);
-}
-
-fn random() -> io::Result<u16> {
-    let mut bytes = [0; 2];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    Ok(u16::from_ne_bytes(bytes))
 }

@@ -21,6 +21,8 @@ const FRESH: Duration = Duration::from_secs(2);
 pub(crate) struct Resolvers {
     addresses: Vec<SocketAddr>,
     source: Option<(PathBuf, Instant)>,
+    /// The index of the one that last had a longer answer than a datagram takes.
+    long: usize,
 }
 
 impl Resolvers {
@@ -31,11 +33,13 @@ impl Resolvers {
             return Self {
                 addresses: read(&path),
                 source: Some((path, now)),
+                long: 0,
             };
         }
         Self {
             addresses: given,
             source: None,
+            long: 0,
         }
     }
 
@@ -48,6 +52,21 @@ impl Resolvers {
             *read_at = now;
         }
         self.addresses.get(index).copied()
+    }
+
+    /// Notes that the rest of an answer of the resolver with this index is to be had by TCP.
+    pub(super) fn has_more(&mut self, index: usize) {
+        self.long = index;
+    }
+
+    /// Returns the resolvers for a query by TCP, the one with the rest of an answer first.
+    pub(crate) fn by_tcp(&mut self, now: Instant) -> Vec<SocketAddr> {
+        let mut all: Vec<_> = (0..).map_while(|index| self.get(index, now)).collect();
+        if self.long < all.len() {
+            let first = all.remove(self.long);
+            all.insert(0, first);
+        }
+        all
     }
 }
 

@@ -11,14 +11,12 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, Shutdown, SocketFlags, SocketType, connect, shutdown, socket_with,
+    AddressFamily, Shutdown, SocketFlags, SocketType, connect, listen, shutdown, socket_with,
 };
-use rustix::process::{Resource, getrlimit};
 use smoltcp::iface::{Config, Interface, PollResult, SocketSet};
 use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpListenEndpoint, TcpPacket};
 
-use crate::Publish;
 use crate::dns::PORT as DNS_PORT;
 use crate::io::Io;
 use crate::link::Link;
@@ -28,20 +26,18 @@ use device::Device;
 use flow::{Fate, Flow, Key, Origin, Stage};
 use request::{Request, is_request};
 
-/// Maximum number of connections at a time, in both directions together, including those that are
-/// not established yet. When it is reached, the oldest of the latter makes room for a new one; if
-/// all are established, the guest's request is refused and the host's waits.
-const MAX_FLOWS: usize = 1024;
-
 /// Bytes buffered in each direction of a connection: a few of the largest segments, so that neither
-/// side has to be woken up for each.
-const BUFFER: usize = 1 << 20;
+/// side has to be woken up for each. The more connections there are, the fewer for a new one, so that
+/// a guest with all of them has half a GiB.
+const BUFFERS: [(std::ops::RangeToInclusive<usize>, usize); 2] =
+    [(..=32, 1 << 20), (..=1024, 128 << 10)];
 
-/// The same for connections beyond the first [`WIDE_FLOWS`], of which there may be many.
-const NARROW_BUFFER: usize = 128 << 10;
+/// The same for a connection beyond those.
+const NARROW_BUFFER: usize = 32 << 10;
 
-/// Maximum number of connections at a time with a [`BUFFER`].
-const WIDE_FLOWS: usize = 32;
+/// Callers of a published port that may wait until they are accepted, as far as the host allows
+/// (`net.core.somaxconn`).
+const BACKLOG: i32 = 4096;
 
 /// How long the guest may leave data unacknowledged, including the time that its machine is paused.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
@@ -57,7 +53,9 @@ pub(crate) struct Tcp {
     calling: HashSet<u16>,
     next_port: u16,
     published: HashMap<Id, Published>,
-    /// At most [`MAX_FLOWS`], and half of the descriptors that the process may have.
+    /// Maximum number of connections at a time, in both directions together, including those that are
+    /// not established yet. When it is reached, the oldest of the latter makes room for a new one; if
+    /// all are established, the guest's request is refused and the host's waits.
     max_flows: usize,
     /// No pending request expires before this time.
     next_check: Option<Instant>,
@@ -82,7 +80,7 @@ impl Drop for Published {
 }
 
 impl Tcp {
-    pub(crate) fn new(link: &mut Link, now: Instant, seed: u64) -> Self {
+    pub(crate) fn new(link: &mut Link, now: Instant, seed: u64, max_flows: usize) -> Self {
         let own = *link.addresses();
         let mut config = Config::new(HardwareAddress::Ip);
         config.random_seed = seed;
@@ -105,22 +103,28 @@ impl Tcp {
             calling: HashSet::new(),
             next_port: CALLING_PORTS.start,
             published: HashMap::new(),
-            max_flows: max_flows(),
+            max_flows,
             next_check: None,
             start: now,
         }
     }
 
-    /// Starts to listen for a published port. Returns the host's address.
-    pub(crate) fn publish(&mut self, io: &mut Io, port: &Publish) -> io::Result<SocketAddr> {
-        let listener = TcpListener::bind(port.host)?;
+    /// Starts to listen at an address of the host, for a port of the guest's. Returns the address.
+    pub(crate) fn publish(
+        &mut self,
+        io: &mut Io,
+        host: SocketAddr,
+        guest_port: u16,
+    ) -> io::Result<SocketAddr> {
+        let listener = TcpListener::bind(host)?;
+        listen(&listener, BACKLOG)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let id = io.poll.next_id();
         io.poll.add(&listener, Token::TcpPort(id))?;
         let published = Published {
             listener,
-            guest_port: port.guest,
+            guest_port,
             readable: false,
         };
         self.published.insert(id, published);
@@ -168,34 +172,45 @@ impl Tcp {
     /// Starts to connect the host's side to the destination that the guest requests.
     fn open(&mut self, io: &mut Io, key: Key, request: &[u8]) {
         let is_resolver = *key.to.ip() == io.link.addresses().gateway && key.to.port() == DNS_PORT;
-        let target = if is_resolver {
+        let targets = if !is_resolver {
+            let address = io.route(*key.to.ip(), key.to.port());
+            Vec::from_iter(address.map(|address| (address, key.to.port()).into()))
+        } else if io.policy.is_open() {
+            io.resolvers.by_tcp(io.now)
+        } else {
             // Long DNS answers come over TCP. Rules about names must see the queries, and they see
             // only those over UDP: TCP is allowed only without such rules.
-            io.resolvers.get(0, io.now).filter(|_| io.policy.is_open())
-        } else {
-            let address = io.route(*key.to.ip(), key.to.port());
-            address.map(|address| SocketAddr::from((address, key.to.port())))
+            Vec::new()
         };
-        let Some(target) = target else {
-            return self.refuse(io, request);
-        };
-        if self.flows.len() >= self.max_flows && !self.make_room() {
+        if targets.is_empty() || (self.flows.len() >= self.max_flows && !self.make_room()) {
             return self.refuse(io, request);
         }
+        self.connect(io, key, Request::new(request, targets.into(), io.now));
+    }
+
+    /// Starts to connect to the first of the request's targets with which that is possible.
+    fn connect(&mut self, io: &mut Io, key: Key, mut request: Request) {
         let id = io.poll.next_id();
-        let host = match start_connecting(target)
-            .and_then(|host| io.poll.add(&host, Token::Tcp(id)).map(|()| host))
-        {
-            Ok(host) => host,
-            Err(error) => return self.fail(io, &error, request),
-        };
-        let request = Request::new(request, io.now);
-        let until = request.until;
-        self.next_check = Some(self.next_check.map_or(until, |check| check.min(until)));
-        self.by_guest.insert(key, id);
-        let stage = Stage::Connecting(request);
-        self.flows
-            .insert(id, Flow::new(Origin::Guest(key), host, stage));
+        let mut failure = io::ErrorKind::ConnectionRefused.into();
+        while let Some(target) = request.targets.pop_front() {
+            let host = start_connecting(target)
+                .and_then(|host| io.poll.add(&host, Token::Tcp(id)).map(|()| host));
+            let host = match host {
+                Ok(host) => host,
+                Err(error) => {
+                    failure = error;
+                    continue;
+                }
+            };
+            let until = request.until;
+            self.next_check = Some(self.next_check.map_or(until, |check| check.min(until)));
+            self.by_guest.insert(key, id);
+            let stage = Stage::Connecting(request);
+            self.flows
+                .insert(id, Flow::new(Origin::Guest(key), host, stage));
+            return;
+        }
+        self.fail(io, &failure, &request.packet);
     }
 
     /// Drops the oldest request that the host's side has not answered; false if there is none. A
@@ -257,8 +272,16 @@ impl Tcp {
             Ok(None) if event.writable => self.accept(io, id),
             Ok(None) => {}
             Ok(Some(error)) | Err(error) => {
-                if let Some(Stage::Connecting(request)) = self.forget(id) {
+                let origin = flow.origin;
+                let (Some(Stage::Connecting(request)), Origin::Guest(key)) =
+                    (self.forget(id), origin)
+                else {
+                    return;
+                };
+                if request.targets.is_empty() {
                     self.fail(io, &error, &request.packet);
+                } else {
+                    self.connect(io, key, request);
                 }
             }
         }
@@ -441,21 +464,12 @@ impl Tcp {
     }
 }
 
-/// Returns the maximum number of connections. Other parts of the process need descriptors too.
-fn max_flows() -> usize {
-    let limit = getrlimit(Resource::Nofile).current;
-    let half = limit.map_or(u64::MAX, |limit| limit / 2);
-    usize::try_from(half).map_or(MAX_FLOWS, |half| half.min(MAX_FLOWS))
-}
-
 /// Creates the guest's end of a connection; `flows` is the number of connections, this one
 /// included.
 fn new_socket(flows: usize) -> Socket<'static> {
-    let size = if flows <= WIDE_FLOWS {
-        BUFFER
-    } else {
-        NARROW_BUFFER
-    };
+    let mut sizes = BUFFERS.iter();
+    let size = sizes.find(|(flow, _)| flow.contains(&flows));
+    let size = size.map_or(NARROW_BUFFER, |(_, size)| *size);
     let buffer = || SocketBuffer::new(vec![0; size]);
     let mut socket = Socket::new(buffer(), buffer());
     socket.set_timeout(Some(PATIENCE.into()));

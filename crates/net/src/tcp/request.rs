@@ -1,5 +1,7 @@
 //! A guest's request for a connection, while the host's side has not answered.
 
+use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use smoltcp::phy::ChecksumCapabilities;
@@ -17,15 +19,18 @@ const BACK_OFF: u32 = 3;
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) packet: Vec<u8>,
+    /// Where else to connect to if this attempt fails.
+    pub(super) targets: VecDeque<SocketAddr>,
     last: Instant,
     /// If the guest has not repeated the request by then, it has given the request up.
     pub(super) until: Instant,
 }
 
 impl Request {
-    pub(super) fn new(packet: &[u8], now: Instant) -> Self {
+    pub(super) fn new(packet: &[u8], targets: VecDeque<SocketAddr>, now: Instant) -> Self {
         Self {
             packet: packet.to_vec(),
+            targets,
             last: now,
             until: now + AT_FIRST,
         }
@@ -64,7 +69,7 @@ mod tests {
     fn a_guest_that_repeats_itself_has_not_given_up() {
         for times in [&EXPONENTIAL[..], &LINEAR] {
             let start = Instant::now();
-            let mut request = Request::new(b"1", start);
+            let mut request = Request::new(b"1", VecDeque::new(), start);
             for seconds in times {
                 let now = start + Duration::from_secs(*seconds);
                 assert!(now < request.until, "{seconds} of {times:?}");

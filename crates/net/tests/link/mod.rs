@@ -20,10 +20,13 @@ pub struct Link {
 impl Link {
     /// Starts a network in which every destination but this one is denied.
     pub fn new(allowed: &str) -> Self {
-        let config = Config {
+        Self::with(Config {
             allow: vec![allowed.parse().unwrap()],
             ..Config::default()
-        };
+        })
+    }
+
+    pub fn with(config: Config) -> Self {
         let (network, socket) = Network::start(config).unwrap();
         Self {
             socket,
@@ -126,7 +129,39 @@ pub fn segment(
     packet(to.0, 6, &bytes)
 }
 
+/// A datagram from one of the guest's ports.
+pub fn datagram(port: u16, to: ([u8; 4], u16), data: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(8 + data.len()).unwrap();
+    let mut bytes = [port, to.1, length, 0].map(u16::to_be_bytes).concat();
+    bytes.extend(data);
+    packet(to.0, 17, &bytes)
+}
+
+/// What comes of a datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// A datagram to this port of the guest.
+    Datagram(u16, Vec<u8>),
+    /// An ICMP error with this code about a datagram from this port of the guest.
+    Unreachable(u16, u8),
+}
+
 impl Link {
+    /// Reads frames until a datagram comes, or an error about one.
+    pub fn reply(&self) -> Reply {
+        let port = |frame: &[u8], at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+        loop {
+            self.wait(PollFlags::IN);
+            let frame = self.receive();
+            match (&frame[12..14], frame[23]) {
+                ([8, 0], 17) => return Reply::Datagram(port(&frame, 36), frame[42..].to_vec()),
+                // The quoted packet begins behind two headers.
+                ([8, 0], 1) => return Reply::Unreachable(port(&frame, 62), frame[35]),
+                _ => {}
+            }
+        }
+    }
+
     /// Reads frames until a TCP segment for this port of the guest comes; returns its sequence
     /// number, flags, and the number that it acknowledges.
     pub fn segment_for(&self, port: u16) -> (u32, u8, u32) {

@@ -216,6 +216,7 @@ impl ConfinementChange {
             capabilities: capabilities.or(confinement.capabilities),
             ulimits: ulimits.unwrap_or_else(|| confinement.ulimits.clone()),
             groups: groups.unwrap_or_else(|| confinement.groups.clone()),
+            no_new_privileges: confinement.no_new_privileges,
         }
     }
 }
@@ -327,6 +328,10 @@ pub enum Reply {
         /// Whether it ended because its time was over, without SIGKILL.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         timed_out: bool,
+        /// Why its output could not be written to the client's descriptors, if it was not for want of a
+        /// reader.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        unwritten: Option<String>,
         /// Measurements, if requested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         info: Option<Info>,
@@ -439,6 +444,8 @@ pub enum Kind {
     NotFrozen,
     /// The sandbox ended before the request was carried out.
     Lost,
+    /// A command's output can't be written to where it was to go.
+    Unwritten,
 }
 
 /// A sandbox that is ready for commands.

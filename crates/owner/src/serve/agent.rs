@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use micabox_wire::{MAX_DATA, OutputStream, SendWindow, ToGuest, ToHost};
 use rustix::event::PollFlags;
+use rustix::io::Errno;
 
 use super::client::ClientId;
 use super::command::{Command, Input, Sink};
@@ -206,7 +207,7 @@ impl Owner {
         });
         if let Err(error) = ready {
             let message = format!("listening for requests: {error}");
-            let failure = Failure::new(Kind::Invalid, message);
+            let failure = Failure::new(Kind::Unwritten, message);
             self.send(self.creator, 0, &Reply::Failed(failure));
             self.die();
             return;
@@ -295,10 +296,10 @@ impl Owner {
                 let credit = output.handed_on(count);
                 self.link.outbox.credit(id, stream, credit);
             }
-            Err(_) => self.output_broken(id, stream, true),
+            Err(why) => self.output_broken(id, stream, true, why),
         }
-        for client in broken {
-            self.copy_broken(id, client);
+        for (client, why) in broken {
+            self.copy_broken(id, client, why);
         }
     }
 
@@ -313,7 +314,7 @@ impl Owner {
         if ready.intersects(PollFlags::OUT) {
             self.write_copies(id, stream);
         } else {
-            self.copy_broken(id, client);
+            self.copy_broken(id, client, Errno::PIPE);
         }
     }
 
@@ -332,15 +333,23 @@ impl Owner {
         });
         let credit = output.handed_on(0).filter(|_| is_running);
         self.link.outbox.credit(id, stream, credit);
-        for client in broken {
-            self.copy_broken(id, client);
+        for (client, why) in broken {
+            self.copy_broken(id, client, why);
         }
         self.complete(id);
     }
 
-    /// Detaches a client from a command because nothing reads the copy of its output.
-    fn copy_broken(&mut self, id: u32, client: (ClientId, u32)) {
-        self.send(client.0, client.1, &Reply::Detached);
+    /// Detaches a client from a command because nothing reads the copy of its output, or it can't be written.
+    fn copy_broken(&mut self, id: u32, client: (ClientId, u32), why: Errno) {
+        let reply = match why {
+            Errno::PIPE => Reply::Detached,
+            why => {
+                let why = std::io::Error::from(why);
+                let message = format!("writing the command's output: {why}");
+                Reply::Failed(Failure::new(Kind::Invalid, message))
+            }
+        };
+        self.send(client.0, client.1, &reply);
         self.leave_attached(id, client);
     }
 
@@ -353,17 +362,25 @@ impl Owner {
             let command = self.commands.get(&id);
             // A program gets SIGPIPE only when it writes.
             let waits = command.is_some_and(|command| command.sigpipe);
-            self.output_broken(id, stream, stream == OutputStream::Stdout && !waits);
+            let matters = stream == OutputStream::Stdout && !waits;
+            self.output_broken(id, stream, matters, Errno::PIPE);
         }
     }
 
-    /// Handles an output that nothing reads any more. If it belongs to the command with the
+    /// Handles an output that nothing reads any more, or that can't be written. If it belongs to the command with the
     /// sandbox's lifetime and `matters` (it is stdout, or more was to be written), the command and
     /// the sandbox end. Another command gets SIGPIPE, if it was started so.
-    fn output_broken(&mut self, id: u32, stream: OutputStream, matters: bool) {
+    fn output_broken(&mut self, id: u32, stream: OutputStream, matters: bool, why: Errno) {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
         };
+        if why != Errno::PIPE {
+            let why = std::io::Error::from(why).to_string();
+            if command.lifetime {
+                self.end.unwritten = Some(why.clone());
+            }
+            command.unwritten.get_or_insert(why);
+        }
         let output = command.output(stream);
         let credit = output.discard();
         if !matters {

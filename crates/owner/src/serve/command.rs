@@ -36,6 +36,8 @@ pub(super) struct Command {
     pub(super) detach: bool,
     pub(super) measure: bool,
     pub(super) sigpipe: bool,
+    /// Why its output can't be written, though something may read it.
+    pub(super) unwritten: Option<String>,
     /// Its start was noted as an event, and its end will be.
     pub(super) is_noted: bool,
     pub(super) has_tty: bool,
@@ -121,6 +123,7 @@ impl Command {
             detach: false,
             measure: false,
             sigpipe: false,
+            unwritten: None,
             is_noted: false,
             has_tty: false,
             input_of: None,

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use micabox_wire::{MAX_DATA, SendWindow, WindowError};
+use rustix::io::Errno;
 
 use super::client::ClientId;
 use super::command::write_some;
@@ -74,19 +75,19 @@ impl Copies {
     }
 
     /// Writes `data` to all copies, after what is pending; frames are handed to `send`. Returns the
-    /// clients whose descriptors nothing reads any more.
+    /// clients whose descriptors can't be written to, each with the reason.
     pub(super) fn write(
         &mut self,
         data: &[u8],
         mut send: impl FnMut((ClientId, u32), &[u8]),
-    ) -> Vec<(ClientId, u32)> {
+    ) -> Vec<((ClientId, u32), Errno)> {
         let mut broken = Vec::new();
         for copy in &mut self.0 {
             match &mut copy.to {
                 Target::Nothing => {}
                 Target::Descriptor(descriptor) => {
-                    if write_some(descriptor, &mut copy.pending, data).is_err() {
-                        broken.push(copy.client);
+                    if let Err(why) = write_some(descriptor, &mut copy.pending, data) {
+                        broken.push((copy.client, why));
                     }
                 }
                 Target::Frames(window) => {

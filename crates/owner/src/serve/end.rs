@@ -7,8 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::client::ClientId;
+use super::shutdown::exit_code;
 use super::work::{FLUSH_TIMEOUT, LAG, SHUTDOWN_TIMEOUT, Work};
-use crate::protocol::Failure;
+use crate::protocol::{Failure, Kind};
 use crate::{Lost, LostReason};
 
 /// Interval of checks on a guest that should end.
@@ -47,6 +48,8 @@ pub(super) struct End {
     /// The end was begun because nothing reads the output of the command with the sandbox's
     /// lifetime.
     pub(super) is_unseen: bool,
+    /// Why that output can't be written, if something may read it.
+    pub(super) unwritten: Option<String>,
     /// A client requested a kill.
     pub(super) is_killed: bool,
     /// The creator died.
@@ -82,6 +85,7 @@ impl Default for End {
             is_saved: false,
             timed_out: false,
             is_unseen: false,
+            unwritten: None,
             is_killed: false,
             is_abandoned: false,
             result: None,
@@ -94,6 +98,17 @@ impl Default for End {
 }
 
 impl End {
+    /// Notes how the command with the sandbox's lifetime ended, whose output nothing took.
+    pub(super) fn was_unseen(&mut self) {
+        match &self.unwritten {
+            Some(why) => {
+                let message = format!("writing the command's output: {why}");
+                self.failure = Some(Failure::new(Kind::Unwritten, message));
+            }
+            None => self.code = Some(exit_code(libc::SIGPIPE)),
+        }
+    }
+
     /// Returns whether the sandbox's end has begun.
     pub(super) fn has_begun(&self) -> bool {
         self.phase != Phase::Running

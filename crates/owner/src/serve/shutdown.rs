@@ -168,6 +168,7 @@ impl Owner {
         let (lifetime, measure) = (command.lifetime, command.measure);
         let (client, attached) = (command.client, command.attached());
         let (timed_out, is_noted) = (command.timed_out, command.is_noted);
+        let unwritten = command.unwritten.take();
         // Descriptors are closed before the clients are notified.
         self.commands.remove(&id);
         if is_noted {
@@ -178,6 +179,7 @@ impl Owner {
             let exited = Reply::Exited {
                 status,
                 timed_out,
+                unwritten,
                 info: measure.then(|| self.info()),
             };
             self.send(client, number, &exited);
@@ -189,6 +191,7 @@ impl Owner {
             let exited = Reply::Exited {
                 status,
                 timed_out: false,
+                unwritten: None,
                 info: None,
             };
             self.send(client, number, &exited);
@@ -198,11 +201,11 @@ impl Owner {
         }
         let is_asked = matches!(self.end.phase, Phase::Asked { .. });
         if lifetime {
-            self.end.code = Some(match status.code() {
-                _ if self.end.is_unseen => exit_code(libc::SIGPIPE),
-                _ if self.end.timed_out && is_asked => EXIT_TIMEOUT,
-                code => u8::try_from(code).unwrap_or(u8::MAX),
-            });
+            match status.code() {
+                _ if self.end.is_unseen => self.end.was_unseen(),
+                _ if self.end.timed_out && is_asked => self.end.code = Some(EXIT_TIMEOUT),
+                code => self.end.code = Some(u8::try_from(code).unwrap_or(u8::MAX)),
+            }
             self.finish();
         } else if self.first.is_some_and(|first| first.id == id)
             && matches!(self.end.phase, Phase::Asked { .. } | Phase::Killed)
@@ -225,7 +228,7 @@ impl Owner {
         let had_begun = self.end.has_begun() || self.end.is_killed;
         if self.commands.values().any(|command| command.lifetime) && self.end.code.is_none() {
             if self.end.is_unseen {
-                self.end.code = Some(exit_code(libc::SIGPIPE));
+                self.end.was_unseen();
             } else if had_begun {
                 self.end.code = Some(exit_code(libc::SIGKILL));
             } else {
@@ -390,6 +393,6 @@ impl Owner {
     }
 }
 
-fn exit_code(signal: i32) -> u8 {
+pub(super) fn exit_code(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

@@ -356,6 +356,7 @@ pub fn confinement() -> Confinement {
         capabilities: Some(0b11),
         ulimits: Vec::new(),
         groups: vec!["staff".to_owned()],
+        no_new_privileges: false,
     }
 }
 

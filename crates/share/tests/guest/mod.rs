@@ -38,6 +38,7 @@ impl Guest {
         let settings = Settings {
             read_only,
             cached: false,
+            with_mounts: true,
             upper,
             as_it_is: false,
             only: None,

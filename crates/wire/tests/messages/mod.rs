@@ -121,7 +121,8 @@ fn setup() -> impl Strategy<Value = Setup> {
     });
     let share = (text(), option::of(text()), text());
     let share = share.prop_map(|(tag, file, user)| MountSource::Share { tag, file, user });
-    let source = prop_oneof![tmpfs, disk, share];
+    let device = text().prop_map(|path| MountSource::Device { path });
+    let source = prop_oneof![tmpfs, disk, share, device];
     let mount = (text(), source, any::<bool>());
     let mount = mount.prop_map(|(target, source, read_only)| Mount {
         target,
@@ -165,11 +166,13 @@ fn confinement() -> impl Strategy<Value = Confinement> {
         soft,
         hard,
     });
-    (any::<Option<u64>>(), vec(limit, 0..4), vec(text(), 0..4)).prop_map(
-        |(capabilities, ulimits, groups)| Confinement {
+    let rights = any::<(Option<u64>, bool)>();
+    (rights, vec(limit, 0..4), vec(text(), 0..4)).prop_map(
+        |((capabilities, no_new_privileges), ulimits, groups)| Confinement {
             capabilities,
             ulimits,
             groups,
+            no_new_privileges,
         },
     )
 }

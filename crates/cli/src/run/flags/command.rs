@@ -6,11 +6,12 @@
 )]
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
 
-use super::duration;
+use super::{boolean, duration};
 use crate::run::{DETACH_KEYS, Keys};
 
 /// What is about the first command, and how mica attends to it.
@@ -33,6 +34,28 @@ pub struct CommandArgs {
     /// Run no command: the sandbox is there for `mica exec`, until it is stopped
     #[arg(long, conflicts_with_all = ["from", "timeout", "interactive", "tty"])]
     pub idle: bool,
+
+    /// Print only this output of the command; may be repeated [default: both]
+    #[arg(short, long, value_name = "stdout|stderr", value_parser = stream, hide_possible_values = true)]
+    pub attach: Vec<Stream>,
+
+    /// Pass signals on to the command; otherwise they end mica, and the sandbox continues
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = true,
+        default_missing_value = "true",
+        hide_possible_values = true,
+        value_parser = on_or_off,
+        action = clap::ArgAction::Set
+    )]
+    pub sig_proxy: bool,
+
+    /// Write the sandbox's ID to a file, which must not exist
+    #[arg(long, value_name = "FILE")]
+    pub cidfile: Option<PathBuf>,
 
     /// Keys that leave the sandbox running, with -it
     #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS)]
@@ -70,7 +93,37 @@ pub enum Timing {
     Json,
 }
 
+/// A stream of the command's, as `--attach` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Passed on with `--interactive`.
+    Stdin,
+    /// What it prints.
+    Stdout,
+    /// What it complains about.
+    Stderr,
+}
+
+fn stream(text: &str) -> Result<Stream, &'static str> {
+    match text.to_ascii_lowercase().as_str() {
+        "stdin" => Ok(Stream::Stdin),
+        "stdout" => Ok(Stream::Stdout),
+        "stderr" => Ok(Stream::Stderr),
+        _ => Err("expected stdin, stdout or stderr"),
+    }
+}
+
+fn on_or_off(text: &str) -> Result<bool, &'static str> {
+    boolean(text).ok_or("expected true or false")
+}
+
 impl CommandArgs {
+    /// Returns whether stdout and stderr are not printed.
+    pub fn silent(&self) -> [bool; 2] {
+        let is_named = |stream| self.attach.is_empty() || self.attach.contains(&stream);
+        [!is_named(Stream::Stdout), !is_named(Stream::Stderr)]
+    }
+
     /// Returns the seconds between stop signal and SIGKILL.
     pub fn stop_timeout(&self) -> u64 {
         self.stop_timeout

@@ -29,6 +29,7 @@ impl SandboxArgs {
             capabilities: self.capabilities(),
             ulimits: self.ulimit.clone(),
             groups: self.group_add.clone(),
+            no_new_privileges: self.no_new_privileges(),
         }
     }
 

@@ -81,7 +81,7 @@ mod tests {
     }
 
     /// Options that take nothing from this machine, whatever their values are.
-    const OTHERS: [&str; 41] = [
+    const OTHERS: [&str; 45] = [
         "backend",
         "cap-add",
         "cap-drop",
@@ -89,6 +89,7 @@ mod tests {
         "cpus",
         "disk-rate",
         "dns",
+        "expose",
         "from",
         "group-add",
         "hostname",
@@ -97,6 +98,7 @@ mod tests {
         "label",
         "max-life",
         "memory",
+        "memory-swap",
         "mkdir",
         "name",
         "nested-virtualization",
@@ -107,6 +109,7 @@ mod tests {
         "pids-limit",
         "platform",
         "publish",
+        "publish-all",
         "pull",
         "quiet",
         "read-only",
@@ -114,6 +117,7 @@ mod tests {
         "require-limits",
         "rm",
         "root",
+        "security-opt",
         "shm-size",
         "stop-signal",
         "symlink",

@@ -28,6 +28,10 @@ pub struct MachineArgs {
     #[arg(short, long, value_name = "SIZE", value_parser = memory)]
     pub memory: Option<u32>,
 
+    /// Docker's limit of memory and swap together, of which a machine has none
+    #[arg(long, value_name = "SIZE", value_parser = swap, allow_negative_numbers = true, hide = true)]
+    memory_swap: Option<Swap>,
+
     /// Processors of the machine; for a fraction its process's time is limited, where a control group
     /// can be had [0.5, 2; default: up to 4 under KVM, 1 when emulated]
     #[arg(long, value_name = "NUMBER", value_parser = cpus)]
@@ -79,7 +83,8 @@ pub struct MachineArgs {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: Backend,
 
-    /// Show no progress, and no line about a kernel that is shared (`--backend host`)
+    /// Print nothing but errors: no progress, and no lines about a kernel that is shared or limits that can't
+    /// be had
     #[arg(short, long)]
     pub quiet: bool,
 }
@@ -147,8 +152,15 @@ impl MachineArgs {
         }
     }
 
-    /// Fails if memory is to be limited on this machine's own kernel, and can't be.
+    /// Fails if there is to be swap, or if memory is to be limited on this machine's own kernel, and can't be.
     pub fn check_memory(&self) -> Result<(), Failure> {
+        let both = self.memory_swap.and_then(|Swap(both)| both);
+        if both.is_some_and(|both| self.memory != Some(both)) {
+            return Err(Failure::new(
+                "`--memory-swap` is not supported: a machine has no swap of its own; `-m` is all its memory",
+            )
+            .hint("omit it, or give it the value of -m"));
+        }
         if self.backend != Backend::Host || self.memory.is_none() {
             return Ok(());
         }
@@ -183,6 +195,17 @@ impl MachineArgs {
     }
 }
 
+/// A value of `--memory-swap`: MiB of memory and swap together; None for as much as there is.
+#[derive(Clone, Copy, Debug)]
+struct Swap(Option<u32>);
+
+fn swap(text: &str) -> Result<Swap, String> {
+    match text {
+        "-1" | "0" => Ok(Swap(None)),
+        size => memory(size).map(|both| Swap(Some(both))),
+    }
+}
+
 /// `--pull`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Pull {
@@ -198,6 +221,8 @@ pub enum Pull {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Net {
     /// Through this machine's own sockets.
+    // Docker's names of what it has without the flag.
+    #[value(aliases = ["bridge", "default", ""])]
     User,
     /// Nothing but the sandbox's loopback interface.
     None,

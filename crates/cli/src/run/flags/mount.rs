@@ -2,10 +2,10 @@
 
 use std::io;
 
-use micabox::{BindSource, Image, Mount, MountSource, Tmpfs, VolumeSource};
+use micabox::{BindSource, Image, Mount, MountSource, Tmpfs};
 
-use super::bytes;
 use super::sandbox::SandboxArgs;
+use super::{boolean, bytes};
 use crate::failure::Failure;
 
 /// A value of `--mount`.
@@ -70,20 +70,23 @@ fn make_missing(mount: &Mount) -> Result<(), Failure> {
 
 /// Returns the absolute path of a folder of the host.
 pub fn on_host(source: &str) -> Result<String, String> {
+    if source.starts_with('~') {
+        return Err(format!(
+            "`{source}`: a shell replaces ~ only outside quotes: give the whole path, or ./{source}"
+        ));
+    }
     let path = std::path::absolute(source).map_err(|error| format!("`{source}`: {error}"))?;
     let path = path.into_os_string().into_string();
     path.map_err(|_| format!("`{source}`: the path is not UTF-8"))
 }
 
-/// Parses a value of `-v`: a volume's name or a path of the host, the path in the sandbox, and options.
+/// Parses a value of `-v`: a volume's name or a path of the host, unless a volume of the sandbox's own is
+/// wanted; the path in the sandbox, and options.
 pub fn volume(text: &str) -> Result<MountFlag, String> {
-    const EXPECTED: &str = "expected HOST|NAME:PATH[:ro]";
+    const EXPECTED: &str = "expected [HOST|NAME:]PATH[:ro]";
     let parts: Vec<&str> = text.split(':').collect();
     let (source, target, options) = match *parts.as_slice() {
-        [target] => {
-            absolute(target)?;
-            return Err(format!("`{text}`: a volume needs a name: {EXPECTED}"));
-        }
+        [target] => return anonymous(absolute(target)?).map(MountFlag::Mount),
         [source, target] => (source, target, ""),
         [source, target, options] => (source, target, options),
         _ => return Err(format!("`{text}`: {EXPECTED}")),
@@ -91,40 +94,49 @@ pub fn volume(text: &str) -> Result<MountFlag, String> {
     if source.is_empty() {
         return Err(format!("`{text}`: {EXPECTED}"));
     }
-    if source.contains('/') || source.starts_with(['.', '~']) {
-        return folder(source, target, options);
-    }
-    let mut mount = Mount::volume(source, absolute(target)?);
+    let is_path = source.contains('/') || source.starts_with(['.', '~']);
+    let mut mount = if is_path {
+        Mount::bind(on_host(source)?, absolute(target)?)
+    } else {
+        Mount::volume(source, absolute(target)?)
+    };
+    let (mut is_writable, mut is_read_only) = (false, false);
     for option in options.split(',') {
         match option {
-            // SELinux's labels, which mean nothing here, are in many scripts.
-            "" | "rw" | "z" | "Z" => {}
-            "ro" => mount.read_only = true,
-            "nocopy" => {
-                mount.source = MountSource::Volume(VolumeSource {
-                    name: source.to_owned(),
-                    no_copy: true,
-                });
-            }
+            // What means something to SELinux and to other systems than Linux.
+            "" | "z" | "Z" | "delegated" | "consistent" => {}
+            "rw" => is_writable = true,
+            "ro" => is_read_only = true,
+            "cached" => mount = mount.cached(),
+            "nocopy" if !is_path => no_copy(&mut mount),
+            _ if is_path && is_propagation(option) => {}
+            _ if is_path => return Err(format!("`{option}`: expected ro, rw or cached")),
             _ => return Err(format!("`{option}`: expected ro, rw or nocopy")),
         }
     }
+    if is_writable && is_read_only {
+        return Err(format!("`{options}`: ro and rw exclude each other"));
+    }
+    mount.read_only = is_read_only;
     Ok(MountFlag::Mount(mount))
 }
 
-/// Parses a value of `-v` that names a path of the host.
-fn folder(source: &str, target: &str, options: &str) -> Result<MountFlag, String> {
-    let mut mount = Mount::bind(on_host(source)?, absolute(target)?);
-    for option in options.split(',') {
-        match option {
-            // What means something to SELinux, to other systems than Linux, or to other mounts.
-            "" | "rw" | "z" | "Z" | "delegated" | "consistent" | "private" | "rprivate" => {}
-            "cached" => mount = mount.cached(),
-            "ro" => mount.read_only = true,
-            _ => return Err(format!("`{option}`: expected ro, rw or cached")),
-        }
+/// Makes a mount of a volume of the sandbox's own.
+fn anonymous(target: String) -> Result<Mount, String> {
+    Mount::anonymous_volume(target).map_err(|error| error.to_string())
+}
+
+fn no_copy(mount: &mut Mount) {
+    if let MountSource::Volume(source) = &mut mount.source {
+        source.no_copy = true;
     }
-    Ok(MountFlag::Mount(mount))
+}
+
+/// Whether a word says how mounts spread between the host and a folder of its in a sandbox. None do, whatever
+/// it is: what is mounted on one side after the start is not seen on the other.
+fn is_propagation(word: &str) -> bool {
+    const WORDS: [&str; 3] = ["private", "shared", "slave"];
+    WORDS.contains(&word.strip_prefix('r').unwrap_or(word))
 }
 
 /// Parses a value of `--tmpfs`: a path, and options of mount(8) after a colon.
@@ -167,60 +179,73 @@ pub fn mount(text: &str) -> Result<MountFlag, String> {
     let fields = fields(text)?;
     let (mut kind, mut target, mut source) = ("volume", None, None);
     let (mut read_only, mut tmpfs) = (false, Tmpfs::default());
-    let (mut no_copy, mut subpath) = (false, None);
-    let mut of_others = None;
-    let mut is_cached = false;
+    let (mut is_new_empty, mut subpath) = (false, None);
+    let (mut is_cached, mut is_alone) = (false, false);
+    // A key of each type that was used, for those that are of one type only.
+    let mut of_types = Vec::new();
     for field in &fields {
         let (key, value) = field.split_once('=').unwrap_or((field, ""));
-        let is_flag = !field.contains('=');
-        match key.to_ascii_lowercase().as_str() {
-            "readonly" | "ro" => {
-                read_only = is_flag
-                    || boolean(value)
-                        .ok_or_else(|| format!("`{field}`: expected true or false"))?;
-            }
-            _ if is_flag => return Err(format!("`{field}`: expected a key=value pair")),
+        let key = key.to_ascii_lowercase();
+        let flag = || match field.contains('=') {
+            false => Ok(true),
+            true => boolean(value).ok_or_else(|| format!("`{field}`: expected true or false")),
+        };
+        let is_flag = matches!(
+            key.as_str(),
+            "readonly" | "ro" | "volume-nocopy" | "bind-nonrecursive"
+        );
+        if !field.contains('=') && !is_flag {
+            return Err(format!("`{field}`: expected a key=value pair"));
+        }
+        match key.as_str() {
+            "readonly" | "ro" => read_only = flag()?,
             "type" => kind = value,
             "target" | "dst" | "destination" => target = Some(value),
             "source" | "src" => source = Some(value),
+            "consistency" => match value {
+                "cached" => is_cached = true,
+                "consistent" | "delegated" | "default" => {}
+                _ => {
+                    return Err(format!(
+                        "`{field}`: expected cached, consistent, delegated or default"
+                    ));
+                }
+            },
             "tmpfs-size" => tmpfs.size_bytes = Some(size(value)?),
             "tmpfs-mode" => tmpfs.mode = Some(mode(value)?),
-            "volume-nocopy" => {
-                no_copy =
-                    boolean(value).ok_or_else(|| format!("`{field}`: expected true or false"))?;
-            }
+            "volume-nocopy" => is_new_empty = flag()?,
+            "volume-driver" if value == "local" => {}
+            "volume-driver" => return Err(format!("`{field}`: there is only the driver `local`")),
             "image-subpath" => subpath = Some(value),
-            "consistency" => is_cached = value == "cached",
-            other if other.starts_with("bind-") => of_others = Some(key),
-            _ => return Err(format!("`{field}`: unexpected key `{key}`")),
+            "bind-propagation" if is_propagation(value) => {}
+            "bind-propagation" => {
+                return Err(format!(
+                    "`{field}`: expected private, shared, slave, rprivate, rshared or rslave"
+                ));
+            }
+            "bind-nonrecursive" => is_alone = flag()?,
+            "bind-recursive" => is_alone = !is_recursive(value)?,
+            other => return Err(format!("`{field}`: unexpected key `{other}`")),
         }
+        of_types.extend(
+            key.split_once('-')
+                .map(|(kind, _)| (kind.to_owned(), key.clone())),
+        );
     }
-    match kind {
-        "tmpfs" | "volume" | "image" => {}
-        // Of Docker's options only those are refused that would change what is seen.
-        "bind" => {
-            of_others = of_others.filter(|key| !key.eq_ignore_ascii_case("bind-propagation"));
-        }
-        _ => {
-            return Err(format!(
-                "`type={kind}`: expected bind, volume, tmpfs or image"
-            ));
-        }
+    if !["bind", "volume", "tmpfs", "image"].contains(&kind) {
+        return Err(format!(
+            "`type={kind}`: expected bind, volume, tmpfs or image"
+        ));
     }
-    of_others = of_others
-        .or_else(|| Some("volume-nocopy").filter(|_| no_copy && kind != "volume"))
-        .or_else(|| Some("image-subpath").filter(|_| subpath.is_some() && kind != "image"));
-    if let Some(key) = of_others {
+    if let Some((_, key)) = of_types.iter().find(|(of, _)| of != kind) {
         return Err(format!("a mount of type {kind} has no `{key}`"));
-    }
-    if tmpfs != Tmpfs::default() && kind != "tmpfs" {
-        return Err(format!("a mount of type {kind} has no `tmpfs-` options"));
     }
     let target = target
         .filter(|target| !target.is_empty())
         .ok_or("target is required")?;
     let target = absolute(target)?;
-    let mount = match (kind, source) {
+    let source = source.filter(|source| !source.is_empty());
+    let mut mount = match (kind, source) {
         ("tmpfs", None) => Mount::tmpfs(target, tmpfs),
         ("tmpfs", Some(_)) => return Err("a mount of type tmpfs has no source".into()),
         ("image", Some(reference)) => {
@@ -230,21 +255,38 @@ pub fn mount(text: &str) -> Result<MountFlag, String> {
                 subpath: subpath.unwrap_or_default().to_owned(),
             });
         }
-        ("bind", Some(source)) if !source.is_empty() => {
-            let mount = Mount::bind(on_host(source)?, target);
-            if is_cached { mount.cached() } else { mount }
-        }
-        ("bind", _) => return Err("source is required".into()),
-        (_, Some(name)) => Mount {
-            source: MountSource::Volume(VolumeSource {
-                name: name.to_owned(),
-                no_copy,
-            }),
-            ..Mount::volume("", target)
-        },
-        (_, None) => return Err(format!("a mount of type {kind} needs a name: source=NAME")),
+        ("image", None) => return Err("a mount of type image needs a name: source=NAME".into()),
+        ("bind", Some(source)) => Mount::bind(on_host(source)?, target),
+        ("bind", None) => return Err("source is required".into()),
+        (_, Some(name)) => Mount::volume(name, target),
+        (_, None) => anonymous(target)?,
     };
+    if is_new_empty {
+        no_copy(&mut mount);
+    }
+    if is_cached {
+        mount = mount.cached();
+    }
+    if is_alone {
+        mount = mount.alone();
+    }
     Ok(MountFlag::Mount(Mount { read_only, ..mount }))
+}
+
+/// Parses a value of `bind-recursive`: whether what is mounted below a folder is there.
+fn is_recursive(value: &str) -> Result<bool, String> {
+    match value {
+        // A folder that is read-only is so with all that is mounted below it.
+        "enabled" | "readonly" => Ok(true),
+        "disabled" => Ok(false),
+        "writable" => Err(
+            "`bind-recursive=writable`: a folder that is read-only is so with all that is mounted below it"
+                .into(),
+        ),
+        _ => Err(format!(
+            "`bind-recursive={value}`: expected enabled, disabled or readonly"
+        )),
+    }
 }
 
 /// Splits a line of CSV, in which a field with a comma is in double quotes.
@@ -315,14 +357,6 @@ fn mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| format!("`{text}`: expected a mode in octal digits"))
 }
 
-fn boolean(text: &str) -> Option<bool> {
-    match text.to_ascii_lowercase().as_str() {
-        "1" | "t" | "true" => Some(true),
-        "0" | "f" | "false" => Some(false),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -385,7 +419,7 @@ mod tests {
             ("type=tmpfs,target", "key=value"),
             ("type=tmpfs,target=a", "not absolute"),
             ("type=tmpfs,target=/a,source=b", "no source"),
-            ("type=tmpfs,target=/a,volume-nocopy=1", "no `volume-nocopy`"),
+            ("type=tmpfs,target=/a,volume-nocopy", "no `volume-nocopy`"),
             ("type=tmpfs,target=/a,colour=red", "unexpected key `colour`"),
             ("type=tmpfs,target=/a,ro=perhaps", "true or false"),
             ("type=nfs,target=/a", "expected bind"),
@@ -396,8 +430,27 @@ mod tests {
                 "type=bind,src=/a,dst=/b,volume-nocopy=1",
                 "no `volume-nocopy`",
             ),
-            ("source=a,target=/b,tmpfs-size=1m", "no `tmpfs-` options"),
-            ("target=/b", "needs a name"),
+            ("source=a,target=/b,tmpfs-size=1m", "no `tmpfs-size`"),
+            ("source=a,target=/b,volume-driver=nfs", "driver `local`"),
+            ("source=a,target=/b,volume-opt=o=x", "key `volume-opt`"),
+            (
+                "type=volume,src=a,dst=/b,bind-propagation=rslave",
+                "no `bind-propagation`",
+            ),
+            (
+                "type=bind,src=/a,dst=/b,bind-propagation=loud",
+                "expected private",
+            ),
+            (
+                "type=bind,src=/a,dst=/b,bind-recursive=writable",
+                "is so with all",
+            ),
+            (
+                "type=bind,src=/a,dst=/b,bind-recursive=1",
+                "expected enabled",
+            ),
+            ("type=bind,src=/a,dst=/b,consistency=x", "expected cached"),
+            ("type=bind,src=~/a,dst=/b", "outside quotes"),
             ("type=image,target=/b", "needs a name"),
             (
                 "type=image,src=a,target=/b,volume-nocopy=1",
@@ -435,11 +488,15 @@ mod tests {
         };
         assert_eq!(long, no_copy);
         for (text, why) in [
-            ("/a", "needs a name"),
             ("data", "not absolute"),
             ("data:a", "not absolute"),
-            (":/a", "expected HOST|NAME:PATH"),
-            ("data:/a:ro:x", "expected HOST|NAME:PATH"),
+            (":/a", "expected [HOST|NAME:]PATH"),
+            ("data:/a:ro:x", "expected [HOST|NAME:]PATH"),
+            ("data:/a:rslave", "`rslave`: expected ro"),
+            ("./data:/a:nocopy", "`nocopy`: expected ro"),
+            ("./data:/a:ro,rw", "exclude"),
+            ("~/x:/a", "outside quotes"),
+            ("~:/a", "outside quotes"),
             ("data:/a:blue", "`blue`: expected ro"),
             ("./data:/a:blue", "`blue`: expected ro"),
             ("./data:a", "not absolute"),
@@ -448,6 +505,22 @@ mod tests {
             assert!(error.contains(why), "{text}: {error}");
         }
     }
+
+    #[test]
+    fn a_volume_without_a_name_is_the_sandboxs_own() {
+        for text in ["type=volume,dst=/a", "dst=/a", "type=volume,src=,dst=/a"] {
+            for flag in [volume("/a"), mount(text)] {
+                let MountFlag::Mount(mount) = flag.unwrap() else {
+                    panic!("{text}");
+                };
+                let MountSource::Volume(source) = mount.source else {
+                    panic!("{text}");
+                };
+                assert!(source.anonymous && source.name.len() == 64, "{source:?}");
+            }
+        }
+    }
+
     #[test]
     fn a_folder_of_the_host_has_a_slash() {
         let here = std::env::current_dir().unwrap();
@@ -456,6 +529,14 @@ mod tests {
             ("/a:/b", "/a".to_owned(), false),
             ("/a:/b:ro", "/a".to_owned(), true),
             ("./a:/b:rw,z", inside("a"), false),
+            ("./~/a:/b", inside("~/a"), false),
+            ("/a:/b:ro,rslave", "/a".to_owned(), true),
+            ("/a:/b:shared,delegated", "/a".to_owned(), false),
+            (
+                "/a:/b:rprivate,slave,rshared,private,Z",
+                "/a".to_owned(),
+                false,
+            ),
             ("a/c:/b", inside("a/c"), false),
         ] {
             let MountFlag::Mount(mount) = volume(text).unwrap() else {
@@ -476,6 +557,19 @@ mod tests {
                 panic!("{text}");
             };
             assert_eq!(mount, Mount::bind(inside("a"), "/b").cached());
+        }
+        for (recursive, is_alone) in [
+            ("bind-recursive=disabled", true),
+            ("bind-nonrecursive", true),
+            ("bind-recursive=enabled", false),
+            ("bind-nonrecursive=false", false),
+            ("bind-recursive=readonly,bind-propagation=rslave", false),
+        ] {
+            let text = format!("type=bind,src=/a,dst=/b,{recursive}");
+            let MountFlag::Mount(mount) = super::mount(&text).unwrap() else {
+                panic!("{text}");
+            };
+            assert_eq!(mount == Mount::bind("/a", "/b").alone(), is_alone, "{text}");
         }
         for (consistency, is_cached) in [("cached", true), ("consistent", false)] {
             let text = format!("type=bind,src=/a,dst=/b,consistency={consistency}");

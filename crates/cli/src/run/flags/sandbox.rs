@@ -13,13 +13,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use micabox::{
-    DiskRate, Error, ErrorKind, Expiry, Mount, NetRate, NetRules, Network, Patch, Publish, Rule,
-    Ulimit, Upper, UserNetwork,
+    DiskRate, Error, ErrorKind, Expiry, Mount, NetRate, NetRules, Network, Patch, Rule, Ulimit,
+    Upper, UserNetwork,
 };
 
 use super::confinement::{self, processes};
 use super::machine::{MachineArgs, Net, Root, Transport};
 use super::mount::{self, MountFlag};
+use super::ports::{self, Ports};
+use super::security::{SecurityOption, security_option};
 use super::upper::upper;
 use super::{absolute, disk_rate, duration, forgets, hostname, net_rate, pair, resolver, signal};
 use crate::failure::Failure;
@@ -63,14 +65,15 @@ pub struct SandboxArgs {
     #[arg(long, value_name = "TARGET:PATH", value_parser = pair)]
     symlink: Vec<(OsString, OsString)>,
 
-    /// Mount a folder or file of this machine, or a volume: a name without a slash. What is missing is
-    /// made. What is made in a folder belongs to you. With `cached`, changes made outside may be seen a
-    /// second late inside: faster for folders that other hosts change too (NFS)
-    #[arg(short, long, value_name = "HOST|NAME:PATH[:ro][,cached]", value_parser = mount::volume)]
+    /// Mount a folder or file of this machine, or a volume: a name without a slash, or none for one that is
+    /// removed with the sandbox. What is missing is made. What is made in a folder belongs to you. With
+    /// `cached`, changes made outside may be seen a second late inside: faster for folders that other hosts
+    /// change too (NFS)
+    #[arg(short, long, value_name = "[HOST|NAME:]PATH[:ro][,cached]", value_parser = mount::volume)]
     pub(super) volume: Vec<MountFlag>,
 
-    /// Mount a filesystem [type=bind,source=HOST,target=PATH[,readonly][,consistency=cached],
-    /// type=volume,source=NAME,target=PATH[,readonly][,volume-nocopy=true],
+    /// Mount a filesystem [type=bind,source=HOST,target=PATH[,readonly][,consistency=cached]
+    /// [,bind-recursive=disabled], type=volume[,source=NAME],target=PATH[,readonly][,volume-nocopy=true],
     /// type=image,source=IMAGE,target=PATH[,image-subpath=PATH] or
     /// type=tmpfs,target=PATH[,tmpfs-size=SIZE][,tmpfs-mode=MODE][,readonly]]
     #[arg(long, value_name = "MOUNT", value_parser = mount::mount)]
@@ -97,6 +100,11 @@ pub struct SandboxArgs {
     /// Take a capability away from root and every program
     #[arg(long, value_name = "CAPABILITY", value_parser = confinement::capability)]
     pub(super) cap_drop: Vec<u64>,
+
+    /// Keep programs from getting more rights than their callers have, as by set-user-ID bits; Docker's
+    /// options for no profiles are taken as well, since there are none [no-new-privileges]
+    #[arg(long, value_name = "OPTION", value_parser = security_option)]
+    pub(super) security_opt: Vec<SecurityOption>,
 
     /// Run commands with this group as well [name or gid]
     #[arg(long, value_name = "GROUP")]
@@ -176,10 +184,18 @@ pub struct SandboxArgs {
     #[command(flatten)]
     pub machine: MachineArgs,
 
-    /// Publish a port of the sandbox on this machine [[IP:]HOST:GUEST[/udp]; IP is
-    /// 127.0.0.1 unless given, 0.0.0.0 is every address]
-    #[arg(short, long, value_name = "PORTS")]
-    pub publish: Vec<Publish>,
+    /// Publish ports of the sandbox on this machine, on any that is free unless HOST is given; both may
+    /// be ranges [[[IP:][HOST]:]GUEST[/udp]; IP is 127.0.0.1 unless given, 0.0.0.0 is every address]
+    #[arg(short, long, value_name = "PORTS", value_parser = ports::published)]
+    pub(super) publish: Vec<Ports>,
+
+    /// Publish all ports that the image or --expose names
+    #[arg(short = 'P', long)]
+    pub(super) publish_all: bool,
+
+    /// Name ports for --publish-all; any port can be published without
+    #[arg(long, value_name = "PORTS", value_parser = ports::exposed)]
+    pub(super) expose: Vec<Ports>,
 
     /// Let the sandbox reach only this, and resolve only allowed names; may be repeated. This
     /// machine's own addresses, loopback and link-local ones are opened only by a block that
@@ -243,6 +259,7 @@ impl SandboxArgs {
     /// Fails if the flags ask for something that does not exist.
     pub fn check(&self) -> Result<(), Failure> {
         self.machine.check_memory()?;
+        self.check_security()?;
         let Some((wanted, host)) = self.machine.memory.zip(HostMemory::now()) else {
             return Ok(());
         };
@@ -338,6 +355,7 @@ impl SandboxArgs {
         let flags = lists + self.publish.len() + self.dns.len();
         self.machine.net == Net::None
             || flags > 0
+            || self.publish_all
             || self.net_rate.is_some()
             || self.net_narrower.is_some()
     }
@@ -381,13 +399,13 @@ impl SandboxArgs {
         }
     }
 
-    /// Returns the network that the flags describe.
-    pub fn network(&self) -> Result<Network, Failure> {
+    /// Returns the network that the flags describe; `exposed` are the ports that the image names.
+    pub fn network(&self, exposed: &[String]) -> Result<Network, Failure> {
         let user = UserNetwork {
             allow: self.net_allow.clone(),
             deny: self.net_deny.clone(),
             narrower: self.net_narrower.clone().unwrap_or_default(),
-            publish: self.publish.clone(),
+            publish: self.published(exposed)?,
             resolvers: self.dns.clone(),
             rate: self.net_rate.unwrap_or_default(),
         };

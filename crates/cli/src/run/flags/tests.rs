@@ -169,10 +169,16 @@ fn network_flags_need_a_network() {
         parse(&[words, &["image"]].concat())
             .unwrap()
             .sandbox
-            .network()
+            .network(&[])
     };
     assert_eq!(network(&[]).unwrap(), Network::default());
     assert_eq!(network(&["--network", "none"]).unwrap(), Network::None);
+    for default in ["bridge", "default", ""] {
+        assert_eq!(
+            network(&["--network", default]).unwrap(),
+            Network::default()
+        );
+    }
     let words = [
         "-p",
         "80:80",
@@ -199,7 +205,7 @@ fn network_flags_need_a_network() {
         ["192.0.2.1:53", "[::1]:5353"]
     );
     network(&["--net", "none", "-p", "80:80"]).unwrap_err();
-    for bad in [["-p", "80"], ["--net-allow", "http://x"], ["--dns", "x"]] {
+    for bad in [["-p", "x"], ["--net-allow", "http://x"], ["--dns", "x"]] {
         assert!(parse(&[&bad[..], &["image"]].concat()).is_err(), "{bad:?}");
     }
 }
