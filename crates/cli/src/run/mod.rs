@@ -55,7 +55,7 @@ pub struct AttachOptions {
 /// Runs the command. Returns its exit code.
 pub fn execute(args: Args) -> Outcome {
     args.sandbox.machine.get_ready();
-    if !args.sandbox.require_limits {
+    if !args.sandbox.require_limits && !args.sandbox.machine.quiet {
         warn_of_no_limits(&args);
     }
     // A failure before the command runs must not look like the command's own exit code.
@@ -78,6 +78,8 @@ fn warn_of_no_limits(args: &Args) {
              number: {why} (`mica doctor`)\n"
         ));
     } else if output::stderr_is_terminal()
+        // What shares this machine's kernel says it in any case.
+        && !args.sandbox.machine.shares_kernel()
         && let Err(why) = micabox_vmm::control_groups()
     {
         output::write_stderr(&format!(
