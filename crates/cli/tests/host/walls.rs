@@ -111,8 +111,9 @@ fn a_program_that_has_ended_leaves_no_process_to_the_first_one() {
     }
     assert_eq!(zombies(), [""; 0]);
     // A detached one leaves its owner, and the holder of its image, whose parents have ended.
-    let detached = arguments(&["-d", "--rm"], &["true"]);
+    let detached = arguments(&["-d", "--rm", "--name", "it"], &["sleep", "1000"]);
     home.output(&detached).ok();
+    home.output(&["kill", "it"]).ok();
     wait_until("the sandbox is gone", || home.sandboxes().is_empty());
     wait_until("its image is not held", || home.held_images().is_empty());
     let left = zombies();
