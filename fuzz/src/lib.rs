@@ -11,7 +11,9 @@ pub mod files;
 pub mod frames;
 pub mod headers;
 pub mod jailed;
+pub mod loaded;
 pub mod recipe;
+pub mod share;
 pub mod snapshot;
 pub mod wire;
 

@@ -274,6 +274,53 @@ def a_machine_that_is_taken_over(world):
 
 
 @attempt(
+    "sandbox on the host's kernel",
+    "locks and watches the host's device nodes, and sets their times",
+    "nodes of its own; the host's are as they were",
+    "its keeper makes nodes on a filesystem of the sandbox's own",
+)
+def a_container_at_the_hosts_nodes(world):
+    box(world)
+    names = ("null", "zero", "full", "random", "urandom", "tty")
+    before = {name: os.stat(f"/dev/{name}") for name in names}
+    script = "cd /dev; touch full; stat -c '%n %d %i' " + " ".join(names)
+    finished = inside(
+        world, script, "--backend", "host", "--net", "none", "--quiet", code=0
+    )
+    seen = [line.split() for line in finished.text.splitlines()]
+    assert len(seen) == len(names), finished.text
+    for name, device, inode in seen:
+        host = before[name]
+        assert (int(device), int(inode)) != (host.st_dev, host.st_ino), f"the host's /dev/{name}"
+    assert os.stat("/dev/full").st_mtime == before["full"].st_mtime, "changed the host's times"
+
+
+@attempt(
+    "sandbox on the host's kernel",
+    "reads its caller's environment in the processes that keep it",
+    "none of them has it",
+    "an empty environment, also of what was forked and not executed",
+)
+def a_containers_keeper_that_is_taken_over(world):
+    box(world)
+    world.environment["AWS_SECRET_ACCESS_KEY"] = SECRET
+    words = ("--backend", "host", "--net", "none", "--quiet", "--name", "it")
+    world.mica("run", "-d", "--rm", *words, "box", "sleep", "60", space=None).worked()
+    names, found = {b"mica-owner", b"mica-lower"}, set()
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (place / "cmdline").read_bytes().split(b"\0")[0]
+            environment = (place / "environ").read_bytes()
+        except OSError:
+            continue
+        if line.startswith(b"mica-"):
+            found.add(line)
+            assert SECRET.encode() not in environment, f"{line}: {environment[:200]!r}"
+    assert found >= names and len(found) > len(names), found
+    world.mica("kill", "it").worked()
+
+
+@attempt(
     "network neighbour",
     "connects to a published port from elsewhere",
     "refused; it listens on the loopback interface alone",

@@ -97,7 +97,7 @@ def box():
     busybox = Path("/bin/busybox").read_bytes()
     members = [(name, tarfile.DIRTYPE, {"mode": 0o755}) for name in ("bin", "etc", "root", "tmp")]
     members.append(("bin/busybox", tarfile.REGTYPE, {"mode": 0o755, "body": busybox}))
-    for applet in "cat dd echo grep ls mkdir nc ping sh sleep sync true wget".split():
+    for applet in "cat dd echo grep ls mkdir nc ping sh sleep stat sync touch true wget".split():
         members.append((f"bin/{applet}", tarfile.SYMTYPE, {"linkname": "busybox"}))
     passwd = b"root:x:0:0:root:/root:/bin/sh\n"
     members.append(("etc/passwd", tarfile.REGTYPE, {"mode": 0o644, "body": passwd}))

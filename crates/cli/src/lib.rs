@@ -20,6 +20,7 @@ mod server;
 mod settings;
 mod synonyms;
 mod template;
+mod umask;
 mod usage;
 mod visible;
 
@@ -183,6 +184,7 @@ pub fn definition() -> clap::Command {
 pub fn main() -> ExitCode {
     // Owners, machines and parsers are processes of this program, without mica's command line.
     micabox::run_if_worker_with(log::start_in_owner);
+    umask::set_ours();
     raise_descriptor_limit(DESCRIPTORS);
     report::end_with_server();
     let words = synonyms::resolve(std::env::args_os().collect());
@@ -249,13 +251,17 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::execute(&args),
         Command::Mcp(_) => server::become_it(),
     };
-    match result {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            failure.print();
-            ExitCode::from(failure.code)
-        }
-    }
+    end(result)
+}
+
+/// Ends the program: says what went wrong, if anything, and leaves no process that ends to the machine's first one.
+fn end(result: Outcome) -> ExitCode {
+    let code = result.unwrap_or_else(|failure| {
+        failure.print();
+        failure.code
+    });
+    micabox::wait_for_processes();
+    ExitCode::from(code)
 }
 
 /// Prints help and version to stdout, and the error of a wrong command line to stderr. For `run`,
@@ -295,16 +301,11 @@ type Outcome = Result<u8, Failure>;
 /// Runs `mica-server`.
 pub fn server() -> ExitCode {
     micabox::run_if_worker_with(log::start_in_owner);
+    umask::set_ours();
     raise_descriptor_limit(DESCRIPTORS);
     let line = match server::Line::try_parse() {
         Ok(line) => line,
         Err(error) => return refuse(&error, None),
     };
-    match log::start(line.log).and_then(|()| server::execute(line.command)) {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            failure.print();
-            ExitCode::from(failure.code)
-        }
-    }
+    end(log::start(line.log).and_then(|()| server::execute(line.command)))
 }

@@ -223,6 +223,8 @@ fn archives_carry_every_attribute() {
         done(&["import", &path("second"), &path("out.tar")]);
         done(&["export", &path("second"), &path("again.tar")]);
         shell(here, "cmp out.tar again.tar");
+        // What was secret in the filesystem still is.
+        assert_eq!(shell(here, "stat -c %a out.tar second"), "600\n600\n");
     }
 }
 

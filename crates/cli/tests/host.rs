@@ -1,6 +1,8 @@
 //! Sandboxes on this machine's own kernel (`--backend host`).
 
 mod support;
+#[path = "host/walls.rs"]
+mod walls;
 
 use std::fs;
 use std::io::{Read, Write};

@@ -367,3 +367,35 @@ fn what_can_not_be_saved_is_said() {
     mica.env("MICABOX_HOME", kept.path().join("home"));
     assert!(!mica.status().unwrap().success());
 }
+
+#[test]
+#[ignore = "needs root: mounts a filesystem"]
+fn what_is_saved_is_its_users_alone_and_what_is_loaded_is_read_by_a_worker() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    fs::create_dir(at("place")).unwrap();
+    for name in ["saved.tar", "saved.erofs"] {
+        let kept = at(name);
+        text(&run(
+            &["--save", kept.to_str().unwrap()],
+            &at("place"),
+            "echo text >file",
+        ));
+        assert_eq!(fs::metadata(at(name)).unwrap().mode() & 0o7777, 0o600);
+        let load = |worker: &str| {
+            let mut mica = Command::new(MICA);
+            mica.env("MICABOX_WORKER", worker);
+            mica.args(["memfs", "--load", at(name).to_str().unwrap()]);
+            mica.arg(at("place"))
+                .args(["--", "cat", "file"])
+                .output()
+                .unwrap()
+        };
+        assert_eq!(text(&load("")), "text\n");
+        // Not even a sound file is read by this process itself.
+        let refused = load("/bin/false");
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(125), "{said}");
+        assert!(said.contains("worker"), "{said}");
+    }
+}

@@ -41,12 +41,15 @@ mod stop;
 use std::process::ExitCode;
 
 use micabox_wire::{ToGuest, ToHost, Upper, preamble};
+use rustix::fs::Mode;
 
 use exec::{Channel, Server, Stop};
 use kernel::{Disks, Inherited, Kernel};
 
 /// Runs process 1. Returns only if the machine can't even be ended.
 pub fn run() -> ExitCode {
+    // Of commands as well: a container's keeper could have another one.
+    rustix::process::umask(Mode::WGRP | Mode::WOTH);
     let uptime = machine::uptime_us();
     let inherited = match Inherited::by(std::env::args_os().skip(1)) {
         Ok(inherited) => inherited,

@@ -45,12 +45,15 @@
 
 mod call;
 mod channel;
+mod children;
 pub mod container;
+mod environment;
 mod feed;
 mod filter;
 mod fuse_ring;
 mod heap;
 mod identity;
+mod numbers;
 mod seccomp;
 mod start;
 mod tail;
@@ -59,17 +62,18 @@ mod walls;
 mod worker;
 mod zygote;
 
-pub use call::{Call, CallError, Death, Limits, Worker, probe};
+pub use call::{Call, CallError, Death, Limits, Worker, end_worker, probe, wait_for_ended_workers};
 pub use channel::clone_fuse_channel;
+pub use children::{adopt_orphans, end_children};
 pub use feed::{Fed, Feed, NoRoom};
 pub use fuse_ring::{FuseRing, RING_HEADERS};
 pub use heap::give_back_free_memory;
 pub use identity::Claim;
 pub use seccomp::{CAUGHT, Filter};
-pub use start::cgroup::{Cgroup, Freezer, Place, ProcessorTime, Quota};
+pub use start::cgroup::{Cgroup, Freezer, GroupMemory, Place, ProcessorTime, Quota};
 pub use start::child::{Child, Program, Spawned};
 pub use start::confine::{
-    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Confinement, MAX_FILES,
+    CAP_DAC_READ_SEARCH, CAP_MKNOD, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Confinement, MAX_FILES,
 };
 pub use tail::Tail;
 pub use walls::Error as WallsError;
@@ -80,4 +84,4 @@ pub use walls::{
 pub use worker::{
     Kind, NO_PROGRAM, arguments, plain_arguments, program, run_if_worker, take, take_inherited,
 };
-pub use zygote::{Forked, fork, start_zygote};
+pub use zygote::{Forked, end_zygote, fork, start_zygote};

@@ -8,6 +8,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use rustix::fs::Mode;
+use rustix::process::umask;
+
 use crate::Claim;
 use crate::call::{Call, PROBE, serve};
 use crate::walls::identity::assign;
@@ -25,6 +28,9 @@ const PROGRAM: &str = "mica";
 /// The message for a user if no program was found.
 pub const NO_PROGRAM: &str = "workers are processes of the program mica, which is \
      neither beside this program nor on PATH (install it, or name it in MICABOX_WORKER)";
+
+/// The permissions that new files of a worker lack.
+const UMASK: u32 = 0o022;
 
 /// The kinds of workers that this program can be.
 static CAPABLE: Mutex<Vec<&str>> = Mutex::new(Vec::new());
@@ -55,7 +61,7 @@ impl Kind {
 
     /// Becomes a worker of this kind in a forked process, with the description at `descriptor`.
     pub(crate) fn become_it(self, descriptor: RawFd) -> ! {
-        end_at_a_panic();
+        begin();
         std::process::exit((self.work)(descriptor))
     }
 }
@@ -72,7 +78,7 @@ pub fn run_if_worker(kinds: &[Kind]) {
     if arguments.next().is_none_or(|first| first != ARGUMENT) {
         return;
     }
-    end_at_a_panic();
+    begin();
     let name = arguments.next();
     let mut known = kinds.iter().chain([&PROBE]);
     let kind = known.find(|kind| name.as_deref().is_some_and(|name| name == kind.name));
@@ -90,6 +96,13 @@ pub fn run_if_worker(kinds: &[Kind]) {
         std::process::exit(1);
     };
     std::process::exit((kind.work)(descriptor));
+}
+
+/// Begins as a process of this program's own, whatever the caller's settings are.
+fn begin() {
+    // Trees of jails and containers have directories that other users enter.
+    umask(Mode::from_raw_mode(UMASK));
+    end_at_a_panic();
 }
 
 fn end_at_a_panic() {

@@ -19,16 +19,22 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{
-    Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open, set_child_subreaper,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
 
+use crate::children::adopt_orphans;
+use crate::environment;
 use crate::start::confine::close_range;
 use crate::title::Title;
 use crate::worker::Kind;
 
-/// The connection to this program's zygote, if there is one.
-static ZYGOTE: Mutex<Option<OwnedFd>> = Mutex::new(None);
+/// This program's zygote, if there is one.
+static ZYGOTE: Mutex<Option<Zygote>> = Mutex::new(None);
+
+/// A zygote, as its program sees it.
+struct Zygote {
+    pid: Option<Pid>,
+    connection: OwnedFd,
+}
 
 /// The answer if there is no process; with a descriptor, as every answer.
 const FAILED: [u8; 1] = [0];
@@ -45,11 +51,12 @@ pub struct Forked {
     pub handle: OwnedFd,
 }
 
-/// Forks a zygote for processes of these kinds, unless this process has threads. It ends with this process.
+/// Forks a zygote for processes of these kinds, unless this process has threads. It ends with this process. Of the
+/// environment it has the variables with the names in `kept`.
 ///
 /// # Errors
 /// The system's.
-pub fn start_zygote(kinds: &[Kind]) -> io::Result<()> {
+pub fn start_zygote(kinds: &[Kind], kept: &[&str]) -> io::Result<()> {
     if !has_one_thread()? {
         return Ok(());
     }
@@ -58,11 +65,23 @@ pub fn start_zygote(kinds: &[Kind]) -> io::Result<()> {
     // SAFETY: this process has one thread, so that no lock is held in the child.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
-        0 => serve(theirs, kinds),
-        _ => {
-            *ZYGOTE.lock().unwrap_or_else(PoisonError::into_inner) = Some(ours);
+        0 => serve(theirs, kinds, kept),
+        pid => {
+            *ZYGOTE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Zygote {
+                pid: Pid::from_raw(pid),
+                connection: ours,
+            });
             Ok(())
         }
+    }
+}
+
+/// Ends the zygote, if there is one, and waits for its end. What it has forked goes on.
+pub fn end_zygote() {
+    let zygote = ZYGOTE.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(Zygote { pid, connection }) = zygote {
+        drop(connection);
+        let _ = rustix::io::retry_on_intr(|| waitpid(pid, WaitOptions::empty()));
     }
 }
 
@@ -70,7 +89,7 @@ pub fn start_zygote(kinds: &[Kind]) -> io::Result<()> {
 /// processes. Its other streams are `/dev/null`. None if there is no zygote, or if the fork fails.
 pub fn fork(kind: &str, name: &str, stdin: &OwnedFd) -> Option<Forked> {
     let mut zygote = ZYGOTE.lock().unwrap_or_else(PoisonError::into_inner);
-    let answer = ask(zygote.as_ref()?, kind, name, stdin);
+    let answer = ask(&zygote.as_ref()?.connection, kind, name, stdin);
     if answer.is_err() {
         // Killed, for one: its next answer would be to this request.
         *zygote = None;
@@ -104,7 +123,7 @@ fn ask(zygote: &OwnedFd, kind: &str, name: &str, stdin: &OwnedFd) -> io::Result<
 }
 
 /// Runs the zygote: forks what it is asked for, until the program's end of the connection is closed.
-fn serve(connection: OwnedFd, kinds: &[Kind]) -> ! {
+fn serve(connection: OwnedFd, kinds: &[Kind], kept: &[&str]) -> ! {
     let title = Title::find();
     let begin = || -> io::Result<()> {
         // Signals of a terminal are for the program.
@@ -122,11 +141,10 @@ fn serve(connection: OwnedFd, kinds: &[Kind]) -> ! {
             let _ = close_range(connection.saturating_add(1), libc::c_uint::MAX, 0);
             // Its children leave no zombies.
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            environment::forget(kept);
         }
-        // Nor do theirs, when they are killed: the first process of a container may be a program that reaps
-        // no others.
-        set_child_subreaper(Some(getpid()))?;
-        Ok(())
+        // Nor do theirs, when they are killed.
+        adopt_orphans()
     };
     if begin().is_ok() {
         title.show("mica-zygote");

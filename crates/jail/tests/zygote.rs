@@ -12,7 +12,11 @@ use libtest_mimic::{Arguments, Failed, Trial, run};
 use micabox_jail::{Forked, Kind, fork, run_if_worker, start_zygote};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-const KINDS: [Kind; 1] = [Kind::new("look", look)];
+const KINDS: [Kind; 2] = [Kind::new("look", look), Kind::new("tell", tell)];
+
+/// A variable that processes keep, and one that they don't.
+const KEPT: &str = "PATH";
+const SECRET: &str = "CARGO_MANIFEST_DIR";
 
 /// Writes the process's command line and what its descriptors lead to, and ends with its connection.
 fn look(descriptor: RawFd) -> i32 {
@@ -35,10 +39,26 @@ fn look(descriptor: RawFd) -> i32 {
     0
 }
 
+/// Writes the process's environment: what the system has of it, and what it finds itself; and its umask.
+fn tell(_: RawFd) -> i32 {
+    let connection = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let mut connection = UnixStream::from(connection);
+    let memory = fs::read("/proc/self/environ").unwrap();
+    let found = std::env::vars_os().map(|(name, _)| name);
+    let found: Vec<_> = found.collect();
+    let has_bytes = memory.iter().any(|byte| *byte != 0);
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
+    let said = format!("{has_bytes} {found:?} {:o}\0", umask.bits());
+    connection.write_all(said.as_bytes()).unwrap();
+    0
+}
+
 fn main() {
     run_if_worker(&KINDS);
+    assert!(std::env::var_os(SECRET).is_some() && std::env::var_os(KEPT).is_some());
+    rustix::process::umask(rustix::fs::Mode::RWXO);
     let secret = tempfile::NamedTempFile::new().unwrap();
-    start_zygote(&KINDS).unwrap();
+    start_zygote(&KINDS, &[KEPT]).unwrap();
     let path = secret.path().to_owned();
     let trials = vec![
         Trial::test("a_fork_has_its_connection_and_nothing_else", move || {
@@ -56,6 +76,13 @@ fn main() {
             }
             drop(connection);
             wait_for(&forked.handle)
+        }),
+        Trial::test("a_fork_has_an_environment_and_a_umask_of_its_own", || {
+            let (said, ..) = of_kind("tell", "mica-tell")?;
+            match said == format!("false [\"{KEPT}\"] 22") {
+                true => Ok(()),
+                false => Err(said.into()),
+            }
         }),
         Trial::test("forks_for_several_threads_are_not_mixed_up", || {
             let look_often = |name: &str| {
@@ -76,7 +103,7 @@ fn main() {
         Trial::test(
             "a_program_with_threads_keeps_the_zygote_that_it_has",
             || {
-                start_zygote(&[])?;
+                start_zygote(&[], &[])?;
                 started("mica-look").map(drop)
             },
         ),
@@ -85,8 +112,12 @@ fn main() {
 }
 
 fn started(name: &str) -> Result<(String, UnixStream, Forked), Failed> {
+    of_kind("look", name)
+}
+
+fn of_kind(kind: &str, name: &str) -> Result<(String, UnixStream, Forked), Failed> {
     let (mut ours, theirs) = UnixStream::pair()?;
-    let forked = fork("look", name, &OwnedFd::from(theirs)).ok_or("there is no zygote")?;
+    let forked = fork(kind, name, &OwnedFd::from(theirs)).ok_or("there is no zygote")?;
     ours.set_read_timeout(Some(Duration::from_secs(30)))?;
     let mut said = Vec::new();
     while said.last() != Some(&0) {

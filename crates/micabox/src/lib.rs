@@ -88,7 +88,7 @@ pub use mounted::{
 };
 pub use name::is_hostname;
 pub use network::{Network, UserNetwork};
-pub use own_process::fork_processes;
+pub use own_process::{fork_processes, wait_for_processes};
 pub use patch::Patch;
 pub use plan::{PlanError, Root, Transport};
 pub use pool::{Pool, PoolRecord};

@@ -285,7 +285,9 @@ impl Sandbox {
         match reply {
             Ok(Some(Reply::Detached)) => {
                 self.is_left = true;
-                reap(process);
+                if let Some(owner) = process {
+                    owner.goes_on();
+                }
                 Ok(())
             }
             Ok(Some(Reply::Failed(failure))) => Err(failure.into()),
@@ -317,9 +319,16 @@ impl Sandbox {
     }
 
     /// Leaves a sandbox that has ended ([`Event::Ended`]) to its owner, which waits until the kernel
-    /// has taken the machine apart. The same as dropping it for one that has not ended.
+    /// has taken the machine apart; [`wait_for_processes`](crate::wait_for_processes) waits for that. The same as dropping it for one that has not ended.
     pub fn leave(mut self) {
-        self.is_left = lock(&self.creator).ended.is_some();
+        let mut creator = lock(&self.creator);
+        let is_over = creator.ended.is_some();
+        let owner = is_over.then(|| creator.process.take()).flatten();
+        drop(creator);
+        self.is_left = is_over;
+        if let Some(owner) = owner {
+            owner.ends();
+        }
     }
 
     /// Waits until the sandbox is over. None if `deadline` passes first.
@@ -423,18 +432,8 @@ impl Drop for Sandbox {
 fn wait_for_owner(creator: &mut Creator) {
     let deadline = Instant::now().checked_add(OWNER_END);
     while let Ok(Some(_)) = creator.client.receive(deadline) {}
-    reap(creator.process.take());
-}
-
-/// Waits for an owner in a thread, so that it leaves no zombie in this process.
-fn reap(owner: Option<OwnProcess>) {
-    let Some(mut owner) = owner else {
-        return;
-    };
-    if !owner.is_reaped() {
-        // Without a thread it stays a zombie until this process ends.
-        let thread = std::thread::Builder::new().name("owner-end".into());
-        let _ = thread.spawn(move || owner.wait());
+    if let Some(owner) = creator.process.take() {
+        owner.ends();
     }
 }
 

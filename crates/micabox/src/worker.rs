@@ -15,6 +15,7 @@ const WORKERS: &[Kind] = &[
     micabox_vmm::WORKER,
     micabox_image::WORKER,
     micabox_share::KIND,
+    micabox_mount::LOADER,
     micabox_vmm::QEMU_WORKER,
     micabox_vmm::HOST_WORKER,
     crate::owner::KIND,

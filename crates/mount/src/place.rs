@@ -1,18 +1,20 @@
 //! Where a filesystem is mounted, and how.
 
 mod helper;
+mod target;
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 
-use rustix::fs::{Mode, OFlags, open, stat, syncfs};
+use rustix::fs::{Mode, OFlags, fstat, open, syncfs};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::mount::{MountFlags, UnmountFlags, mount};
 use rustix::process::{getegid, geteuid};
 
 use crate::Error;
+pub use target::Target;
 
 /// Most threads that serve a filesystem.
 const THREADS: usize = 8;
@@ -97,14 +99,13 @@ impl Place {
     /// # Errors
     /// [`Error::Place`], [`Error::Device`], [`Error::Mount`], [`Error::Helper`], [`Error::Namespace`].
     pub fn mount(path: &Path, manner: Manner, shown: Shown) -> Result<Self, Error> {
-        let refused = |source| Error::Place {
-            path: path.to_owned(),
-            source,
+        let find = |path: &Path| {
+            Target::find(path).map_err(|source| Error::Place {
+                path: path.to_owned(),
+                source,
+            })
         };
-        let path = path.canonicalize().map_err(refused)?;
-        if !path.is_dir() {
-            return Err(refused(Errno::NOTDIR.into()));
-        }
+        let mut target = find(path)?;
         // A tree that only its user reaches, who has all of its files anyway, is theirs to look into and
         // to change, whatever owners its files have.
         let is_for_one_user = match (shown, manner) {
@@ -113,15 +114,18 @@ impl Place {
             (_, Manner::Namespace) => true,
         };
         let device = match manner {
-            Manner::Helper => helper::mount(&path, shown, is_for_one_user)?,
-            Manner::Kernel => mount_device(&path, shown, is_for_one_user)?,
+            // It opens the directory itself, as its user.
+            Manner::Helper => helper::mount(target.path(), shown, is_for_one_user)?,
+            Manner::Kernel => mount_device(&target, shown, is_for_one_user)?,
             Manner::Namespace => {
                 micabox_jail::enter_own_mounts().map_err(Error::Namespace)?;
-                mount_device(&path, shown, is_for_one_user)?
+                // What was found before is in the other namespace, and links' owners are not known in this one.
+                target = find(target.path())?;
+                mount_device(&target, shown, is_for_one_user)?
             }
         };
         Ok(Self {
-            path,
+            path: target.path().to_owned(),
             manner,
             device,
             is_for_one_user,
@@ -197,9 +201,9 @@ pub fn unmount(path: &Path, manner: Manner, is_forced: bool) -> Result<(), Errno
 }
 
 /// Returns the options of a mount by the kernel, and of the helper's.
-fn options(path: &Path, is_for_one_user: bool) -> Result<String, Error> {
-    let stat = stat(path).map_err(|source| Error::Place {
-        path: path.to_owned(),
+fn options(target: &Target, is_for_one_user: bool) -> Result<String, Error> {
+    let stat = fstat(target).map_err(|source| Error::Place {
+        path: target.path().to_owned(),
         source: source.into(),
     })?;
     let permissions = if is_for_one_user {
@@ -210,18 +214,25 @@ fn options(path: &Path, is_for_one_user: bool) -> Result<String, Error> {
     Ok(format!("rootmode={:o}{permissions}", stat.st_mode))
 }
 
-fn mount_device(path: &Path, shown: Shown, is_for_one_user: bool) -> Result<OwnedFd, Error> {
+fn mount_device(target: &Target, shown: Shown, is_for_one_user: bool) -> Result<OwnedFd, Error> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let device = open("/dev/fuse", flags, Mode::empty()).map_err(Error::Device)?;
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-    let options = options(path, is_for_one_user)?;
+    let options = options(target, is_for_one_user)?;
     let fd = device.as_raw_fd();
     let options = format!("fd={fd},user_id={uid},group_id={gid},allow_other,{options}");
     // No zero byte is in numbers and words.
     let options = CString::new(options).unwrap_or_default();
     let kind = format!("fuse.{}", shown.subtype());
-    mount(c"mica", path, &*kind, shown.flags(), &*options).map_err(|source| Error::Mount {
-        path: path.to_owned(),
+    let mounted = mount(
+        c"mica",
+        target.held_path(),
+        &*kind,
+        shown.flags(),
+        &*options,
+    );
+    mounted.map_err(|source| Error::Mount {
+        path: target.path().to_owned(),
         source,
     })?;
     Ok(device)

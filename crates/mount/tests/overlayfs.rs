@@ -108,7 +108,11 @@ fn the_same_history_leaves_the_same_tree_as_on_overlayfs_and_a_layer_that_makes_
         assert_diff(&changes, &below, &seen);
 
         let image = case.directory.path().join("saved.erofs");
-        micabox_mount::save(&ours.files, micabox_mount::Output::create(&image).unwrap()).unwrap();
+        micabox_mount::save(
+            &ours.files,
+            micabox_overlay::host::WholeFile::create(&image).unwrap(),
+        )
+        .unwrap();
         let mut expected = seen.clone();
         expected.retain(|_, node| node.kind != FileKind::Socket);
         let saved = tree::of_directory(Mount::erofs(&image).path());

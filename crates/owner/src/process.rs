@@ -89,14 +89,18 @@ fn boot() -> u64 {
     })
 }
 
-/// Returns the processor time of a running process and its descendants in clock ticks. The
-/// machine may run in a descendant.
+/// Returns the processor time of a running process and its descendants in clock ticks, those that have ended and were
+/// waited for among them. The machine may run in a descendant.
 pub fn processor_time(pid: u32) -> Option<u64> {
-    let stat = stat(pid)?;
-    let mut times = fields(&stat)?.skip(11).map(str::parse::<u64>);
-    let (user, system) = (times.next()?.ok()?, times.next()?.ok()?);
+    let own = times(&stat(pid)?)?;
     let children = children(pid).into_iter().filter_map(processor_time);
-    Some(user.saturating_add(system) + children.sum::<u64>())
+    Some(own + children.sum::<u64>())
+}
+
+/// Parses fields 14 to 17 of a stat line: the process's time, and that of children that it has waited for.
+fn times(stat: &str) -> Option<u64> {
+    let times = fields(stat)?.skip(11).take(4);
+    times.map(|time| time.parse::<u64>().ok()).sum()
 }
 
 /// Returns the bytes of anonymous memory of a process and its descendants. The
@@ -211,6 +215,13 @@ mod tests {
         assert_eq!(parse_start_time(stat), Some(12345));
         assert_eq!(parse_start_time("7 (a) S 1"), None);
         assert_eq!(parse_start_time(""), None);
+    }
+
+    #[test]
+    fn the_time_of_children_that_have_ended_counts() {
+        let stat = "7 (a) S 1 7 7 0 -1 4194560 1 0 0 0 1 20 300 4000 20 0 1 0 12345 0 0";
+        assert_eq!(times(stat), Some(4321));
+        assert_eq!(times("7 (a) S 1"), Some(0));
     }
 
     #[test]

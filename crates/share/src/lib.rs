@@ -17,6 +17,8 @@
 
 mod attribute;
 mod client;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handles;
 mod nodes;
 mod owner;

@@ -19,7 +19,7 @@ use rustix::net::{
     socket_with,
 };
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Resource, Signal, getrlimit, pidfd_send_signal};
+use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::queues;
@@ -203,8 +203,7 @@ pub fn start(folder: OwnedFd, settings: &Settings) -> Result<(Process, OwnedFd),
 impl Process {
     fn end(&mut self) {
         if let Some(watcher) = self.watcher.take() {
-            // Fails only if it has ended already.
-            let _ = pidfd_send_signal(&*self.handle, Signal::KILL);
+            jail::end_worker(&self.handle);
             let _ = watcher.join();
         }
     }

@@ -140,6 +140,21 @@ pub trait Machine: Send + Sync {
     /// [`Error::Unsupported`]; [`Error::Paused`]; [`Error::Limit`].
     fn limit_disks(&self, rate: &DiskRate) -> Result<(), Error>;
 
+    /// Returns what counts the machine's memory.
+    fn memory(&self) -> Memory {
+        Memory::OfProcesses
+    }
+
+    /// Returns whether anything keeps it from more memory than it was given.
+    fn has_memory_limit(&self) -> bool {
+        true
+    }
+
+    /// Returns whether anything keeps it from more processors than it was given.
+    fn has_processor_limit(&self) -> bool {
+        true
+    }
+
     /// Returns whether a write of the guest waits for room on the host's disk.
     fn is_stalled(&self) -> bool;
 
@@ -151,6 +166,22 @@ pub trait Machine: Send + Sync {
 
     /// Returns the last part of the guest's console output.
     fn console_tail(&self) -> String;
+}
+
+/// What is known of a machine's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// It is that of its processes, which the system counts.
+    OfProcesses,
+    /// Counted for all of its processes together, with the files that they have in memory.
+    Counted {
+        /// Bytes that are not of files on disks.
+        own: u64,
+        /// Bytes that are, which others may share.
+        shared: u64,
+    },
+    /// Nothing counts it: files in memory belong to no process.
+    Unknown,
 }
 
 /// How a machine ended.

@@ -29,7 +29,7 @@ mod snapshot;
 
 use std::path::PathBuf;
 
-pub use backend::{Acceleration, Backend, Exit, FilesPerRegion, Limits, Machine};
+pub use backend::{Acceleration, Backend, Exit, FilesPerRegion, Limits, Machine, Memory};
 pub use config::{
     Begin, Disk, DiskRate, MachineConfig, NetworkInterface, PmemRegion, Share, ShareServer,
     Sockets, Tree, check_size,

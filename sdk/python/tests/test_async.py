@@ -131,7 +131,8 @@ class AsyncTest(AsyncSandboxTest):
         self.assertEqual((await again.get_info()).state, "running")
         self.assertIn(again.sandbox_id, [one.sandbox_id for one in await AsyncSandbox.list()])
         await again.rename("by-asyncio")
-        self.assertGreater((await again.stats()).own_memory or 0, 0)
+        own = (await again.stats()).own_memory
+        self.assertTrue(own is None or own > 0)
         await self.box.set_timeout(0)
         await self.box.detach()
         async with self.box:

@@ -10,8 +10,8 @@ use std::thread;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::iterator::Signals;
 
-use crate::Outcome;
 use crate::failure::{EXIT_MICA, Failure};
+use crate::{Outcome, umask};
 
 /// Exit codes of a command that is not there, and of one that can't be run, as shells have them.
 const EXIT_NOT_FOUND: u8 = 127;
@@ -26,7 +26,7 @@ pub(super) fn run_in(
 ) -> Outcome {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(place);
-    let mut child = command.spawn().map_err(|error| {
+    let mut child = umask::with_users(|| command.spawn()).map_err(|error| {
         let failure = Failure::of(&error).context(&program.to_string_lossy());
         failure.code(match error.kind() {
             ErrorKind::NotFound => EXIT_NOT_FOUND,

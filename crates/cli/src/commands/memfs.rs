@@ -1,12 +1,14 @@
 //! `mica memfs`
 
 use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use micabox_mount::{Cache, Filesystem, Limits, Manner, Output, Place, Shown, Tree, load, save};
+use micabox_mount::{Cache, Filesystem, Limits, Manner, Place, Shown, Tree, load, save};
+use micabox_overlay::host::WholeFile;
 use rustix::fs::stat;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -87,8 +89,14 @@ fn run(args: &Args) -> Outcome {
         Failure::of(&error).context(&format!("{action} {}", path.display()))
     };
     let output = args.save.as_deref().map(|path| {
-        let output = Output::create(path).map_err(|error| kept("saving", path, error));
-        output.map(|output| (output, path))
+        let output = WholeFile::create(path).and_then(|output| {
+            if output.is_regular() {
+                return Ok((output, path));
+            }
+            let what = "it is there, and no regular file";
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, what))
+        });
+        output.map_err(|error| kept("saving", path, error.into()))
     });
     let output = output.transpose()?;
     let files = Arc::new(empty(args)?);

@@ -103,25 +103,26 @@ fn page(records: &[Record], looks: &[Look]) -> String {
     type Value = fn(&Look) -> Option<u64>;
     let families: [(&str, Kind, &str, Value); 8] = [
         ("cpus", Kind::Gauge, "Virtual processors", |look| {
-            Some(look.record.cpus.into())
+            let is_limited = look.stats.processors_limited;
+            is_limited.then_some(look.record.cpus.into())
         }),
         (
             "memory_limit_bytes",
             Kind::Gauge,
             "Memory of the machine",
-            |look| Some(u64::from(look.record.memory_mib) << 20),
+            Look::memory_limit,
         ),
         (
             "memory_own_bytes",
             Kind::Gauge,
             "Resident memory that is not of files",
-            |look| Some(look.stats.own_memory),
+            |look| look.stats.own_memory,
         ),
         (
             "memory_shared_bytes",
             Kind::Gauge,
             "Resident memory of files that sandboxes share",
-            |look| Some(look.stats.shared_memory),
+            |look| look.stats.shared_memory,
         ),
         (
             "disk_read_bytes_total",

@@ -51,7 +51,7 @@ pub fn execute(args: &Args) -> Outcome {
             let whole = WholeFile::create(path).map_err(|error| at(path, &error))?;
             let mut out = whole.file();
             let code = save(args, &mut out)?;
-            whole.publish(path).map_err(|error| at(path, &error))?;
+            whole.publish().map_err(|error| at(path, &error))?;
             Ok(code)
         }
     }

@@ -153,7 +153,7 @@ pub fn execute(args: &Args) -> Outcome {
             };
             let whole = WholeFile::create(file).map_err(at)?;
             sandboxes.export_snapshot(name, &mut whole.file())?;
-            whole.publish(file).map_err(at)?;
+            whole.publish().map_err(at)?;
             Ok(0)
         }
         Action::Import { file, name } => {

@@ -20,7 +20,8 @@ const HOME: &[u8] = b"\x1b[H\x1b[J";
 ///
 /// CPU is that of the last second, 100 % for each processor of this machine. MEMORY is a sandbox's
 /// own; SHARED is that of files which sandboxes have in common, such as their image's. NET is what was
-/// received and sent, DISK what was read and written, since the start.
+/// received and sent, DISK what was read and written, since the start. `-` is what nothing measures or
+/// limits, as the memory of a sandbox on this machine's kernel without a control group.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Show them once
@@ -50,13 +51,21 @@ pub struct Look {
     at: Instant,
 }
 
+impl Look {
+    /// Returns the most bytes of memory that it can have, if anything keeps it from more.
+    pub fn memory_limit(&self) -> Option<u64> {
+        let limit = u64::from(self.record.memory_mib) << 20;
+        self.stats.memory_limited.then_some(limit)
+    }
+}
+
 #[derive(Serialize)]
 struct Json<'a> {
     id: &'a str,
     name: &'a str,
     /// Of one processor.
     cpu_percent: f64,
-    memory_limit: u64,
+    memory_limit: Option<u64>,
     #[serde(flatten)]
     stats: &'a Stats,
 }
@@ -88,7 +97,7 @@ pub fn execute(args: &Args) -> Outcome {
                 id: &look.record.id,
                 name: &look.record.name,
                 cpu_percent: *cpu_percent,
-                memory_limit: u64::from(look.record.memory_mib) << 20,
+                memory_limit: look.memory_limit(),
                 stats: &look.stats,
             });
             if !print_json_line(&all.collect::<Vec<_>>())? {
@@ -149,14 +158,15 @@ impl Args {
             "NET IN / OUT",
             "DISK READ / WRITTEN",
         ]);
-        for (Look { record, stats, .. }, percent) in used {
+        for (look, percent) in used {
+            let Look { record, stats, .. } = look;
             table.row([
                 self.id(record),
                 record.name.clone(),
                 format!("{percent:.1} %"),
-                size(stats.own_memory),
-                size(u64::from(record.memory_mib) << 20),
-                size(stats.shared_memory),
+                known(stats.own_memory),
+                known(look.memory_limit()),
+                known(stats.shared_memory),
                 pair(stats.network_received, stats.network_sent),
                 pair(stats.disk_read, stats.disk_written),
             ]);
@@ -190,15 +200,20 @@ impl Row for Used<'_> {
             "ID" | "Container" => self.id.clone(),
             "Name" => record.name.clone(),
             "CPUPerc" => format!("{:.2}%", self.percent),
-            "MemUsage" => pair(
-                Some(stats.own_memory),
-                Some(u64::from(record.memory_mib) << 20),
-            ),
+            "MemUsage" => {
+                let limit = known(self.look.memory_limit());
+                format!("{} / {limit}", known(stats.own_memory))
+            }
             "NetIO" => pair(stats.network_received, stats.network_sent),
             "BlockIO" => pair(stats.disk_read, stats.disk_written),
             _ => String::new(),
         }
     }
+}
+
+/// Formats a number of bytes, if it is known.
+fn known(bytes: Option<u64>) -> String {
+    bytes.map_or("-".to_owned(), size)
 }
 
 /// Formats what came and what went, if both are known.

@@ -87,6 +87,8 @@ fn warn_of_no_limits(args: &Args) {
              number: {why} (`mica doctor`)\n"
         ));
     } else if output::stderr_is_terminal()
+        // What shares this machine's kernel says it in any case.
+        && !args.sandbox.machine.shares_kernel()
         && let Err(why) = micabox_vmm::control_groups()
     {
         output::write_stderr(&format!(

@@ -157,7 +157,7 @@ fn kernel_filesystems(kernel: Kernel) -> Result<Vec<Detached>, BootFailed> {
 /// The nodes that a container's keeper has put into the agent's `/dev`: Docker's.
 const HOST_NODES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-/// Returns mounts of the host's device nodes, for a sandbox that can't make any.
+/// Returns mounts of these nodes, for a sandbox that can't make any.
 fn device_mounts() -> Result<Vec<OwnedFd>, BootFailed> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let nodes = HOST_NODES.iter().map(|name| {

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -150,8 +151,12 @@ impl<C: Call> Worker<C> {
                 ended => break ended,
             }
         };
-        // The worker is about to end, so there is no need to wait for its thread.
-        self.watcher = None;
+        // The worker is about to end, so there is no need to wait for its thread now.
+        if let Some(watcher) = self.watcher.take() {
+            let mut ended = self::ended();
+            ended.retain(|watcher| !watcher.is_finished());
+            ended.push(watcher);
+        }
         let death = match ended {
             Ok(Ended::Replied(bytes)) => {
                 match postcard::from_bytes::<Result<C::Reply, C::Error>>(&bytes) {
@@ -174,10 +179,37 @@ impl<C: Call> Worker<C> {
 impl<C: Call> Drop for Worker<C> {
     fn drop(&mut self) {
         if let Some(watcher) = self.watcher.take() {
-            // Fails only if the worker has already ended.
-            let _ = pidfd_send_signal(&*self.handle, Signal::KILL);
+            end_worker(&self.handle);
             let _ = watcher.join();
         }
+    }
+}
+
+/// The threads that wait for workers which have replied.
+static ENDED: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+
+/// Waits for the workers that have replied to be gone. A program that ends earlier leaves their processes to the first
+/// process of the machine or container.
+pub fn wait_for_ended_workers() {
+    let watchers = std::mem::take(&mut *ended());
+    for watcher in watchers {
+        let _ = watcher.join();
+    }
+}
+
+fn ended() -> MutexGuard<'static, Vec<JoinHandle<()>>> {
+    ENDED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends a worker that is not waited for yet. Its keeper is asked first: killed, it would leave the jailed process to
+/// another parent.
+pub fn end_worker(handle: &OwnedFd) {
+    // Fails only if the worker has already ended.
+    let _ = pidfd_send_signal(handle, Signal::TERM);
+    let mut gone = [PollFd::new(handle, PollFlags::IN)];
+    if poll(&mut gone, Some(&PATIENCE)) != Ok(1) {
+        // One without namespaces has no keeper, and may ignore the request.
+        let _ = pidfd_send_signal(handle, Signal::KILL);
     }
 }
 
@@ -209,25 +241,22 @@ fn watch(
     let tail = Tail::new(MESSAGES);
     // Without a thread the worker's messages are lost, and it may wait until it is killed.
     let drained = tail.drain_in_thread(stderr);
-    let kill = || {
-        let _ = pidfd_send_signal(&*handle, Signal::KILL);
-    };
     let replied = match receive(reply, most) {
         Ok(Some(bytes)) => Some(Ended::Replied(bytes)),
         Ok(None) => Some(Ended::TooLong),
         Err(_) => None,
     };
     if let Some(ended) = replied {
-        // The worker has nothing more to do.
-        kill();
         let _ = end.send(ended);
+        // The worker has nothing more to do.
+        end_worker(&handle);
         let _ = child.wait();
         let _ = drained.map(JoinHandle::join);
         return;
     }
     let mut gone = [PollFd::new(&*handle, PollFlags::IN)];
     if poll(&mut gone, Some(&PATIENCE)) != Ok(1) {
-        kill();
+        end_worker(&handle);
     }
     let status = child.wait();
     let _ = drained.map(JoinHandle::join);

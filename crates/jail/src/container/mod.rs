@@ -30,7 +30,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use rustix::process::{
-    DumpableBehavior, Gid, Pid, PidfdFlags, Uid, getpid, pidfd_open, set_dumpable_behavior,
+    DumpableBehavior, Gid, Pid, PidfdFlags, Uid, geteuid, getpid, pidfd_open, set_dumpable_behavior,
 };
 use rustix::thread::{
     LinkNameSpaceType, move_into_link_name_space, set_thread_groups, set_thread_res_gid,
@@ -131,8 +131,18 @@ impl Container<'_> {
         let (ours, theirs) = UnixStream::pair().map_err(step("making a channel"))?;
         let keeper =
             pidfd_open(getpid(), PidfdFlags::empty()).map_err(step("naming its keeper"))?;
+        let nodes = geteuid().is_root().then(mounts::make_nodes);
+        let nodes = nodes.transpose();
+        let nodes = nodes.map_err(step("making its device nodes"))?;
+        let give_nodes = |users: &OwnedFd| {
+            if let Some(nodes) = &nodes {
+                // Before Linux 6.3 they are nobody's inside.
+                let _ = mounts::map_owners(nodes, users);
+            }
+        };
         let mut count = USERS;
         if let Whose::Namespaces(users) = self.users {
+            give_nodes(users);
             count = enter_users(users)?;
         }
         let signal = libc::SIGCHLD;
@@ -143,7 +153,7 @@ impl Container<'_> {
             }
             0 => {
                 drop(ours);
-                self.run(theirs, &keeper, count > 1)
+                self.run(theirs, &keeper, nodes.as_ref(), count > 1)
             }
             pid => pid as libc::pid_t,
         };
@@ -161,6 +171,7 @@ impl Container<'_> {
                     let mapped = mounts::map_owners(mount, &users);
                     mapped.map_err(step("mapping the owners of its files"))?;
                 }
+                give_nodes(&users);
             }
         }
         (&ours).write_all(b"g").map_err(step("starting it"))?;
@@ -169,8 +180,14 @@ impl Container<'_> {
     }
 
     /// Becomes the container's first process.
-    fn run(&self, keeper: UnixStream, keeper_process: &OwnedFd, has_groups: bool) -> ! {
-        let error = match self.become_first(&keeper, keeper_process, has_groups) {
+    fn run(
+        &self,
+        keeper: UnixStream,
+        keeper_process: &OwnedFd,
+        nodes: Option<&OwnedFd>,
+        has_groups: bool,
+    ) -> ! {
+        let error = match self.become_first(&keeper, keeper_process, nodes, has_groups) {
             Ok(never) => match never {},
             Err(error) => error,
         };
@@ -185,6 +202,7 @@ impl Container<'_> {
         &self,
         keeper: &UnixStream,
         process: &OwnedFd,
+        nodes: Option<&OwnedFd>,
         has_groups: bool,
     ) -> Result<Infallible, Error> {
         let failed =
@@ -203,7 +221,7 @@ impl Container<'_> {
         become_root(has_groups).map_err(step("becoming root inside"))?;
         // The change of users has undone it.
         die_with(process).map_err(failed)?;
-        mounts::change_root()?;
+        mounts::change_root(nodes)?;
         close_on_exec_from(3).map_err(step("closing descriptors"))?;
         for descriptor in self.keep {
             inherit(*descriptor).map_err(step("keeping a descriptor"))?;

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::CWD;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, chmodat, makedev, mknodat};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount_bind, move_mount, unmount,
@@ -16,9 +16,47 @@ use rustix::process::{chdir, pivot_root};
 use super::{Error, step};
 use crate::walls::root::{PLACE, keep_mounts};
 
-/// The device nodes of a container: Docker's, without a console. A user namespace can't make nodes, so
-/// they are the host's.
-const NODES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+/// The device nodes of a container: Docker's, without a console, and their numbers
+/// (Documentation/admin-guide/devices.txt).
+const NODES: [(&str, u32, u32); 6] = [
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
+
+/// Everyone may read and write a node.
+const NODE: Mode = Mode::from_raw_mode(0o666);
+
+/// Makes a container's device nodes, as this machine's root: a user namespace can make none. Returns a detached
+/// filesystem with them, so that no file is the host's or another container's: locks, watches and times of one would
+/// be seen there.
+///
+/// # Errors
+/// The system's.
+pub(super) fn make_nodes() -> io::Result<OwnedFd> {
+    let tmpfs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (option, value) in [("mode", "755"), ("size", "4k"), ("nr_inodes", "16")] {
+        fsconfig_set_string(tmpfs.as_fd(), option, value)?;
+    }
+    fsconfig_create(tmpfs.as_fd())?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let mount = fsmount(tmpfs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    for (name, major, minor) in NODES {
+        mknodat(
+            &mount,
+            name,
+            FileType::CharacterDevice,
+            NODE,
+            makedev(major, minor),
+        )?;
+        // The mode is without the bits of the umask.
+        chmodat(&mount, name, NODE, AtFlags::empty())?;
+    }
+    Ok(mount)
+}
 
 /// Mounts an EROFS filesystem whose first file begins with its superblock, and whose others are the
 /// devices of its table, in order. Returns the mount, which is read-only, detached and nowhere in this
@@ -91,8 +129,9 @@ pub fn map_owners(mount: &OwnedFd, users: &OwnedFd) -> io::Result<()> {
 }
 
 /// Replaces the root by an empty filesystem with `/dev`, `/proc` and `/sys`. The two latter are mounted
-/// while the host's are still there, as the kernel wants it, and are this namespace's own.
-pub(super) fn change_root() -> Result<(), Error> {
+/// while the host's are still there, as the kernel wants it, and are this namespace's own. Without `nodes` of its own
+/// the container has the host's.
+pub(super) fn change_root(nodes: Option<&OwnedFd>) -> Result<(), Error> {
     let failed = |error: crate::walls::Error| step("changing the root")(io::Error::other(error));
     keep_mounts().map_err(failed)?;
     let options: &CStr = c"mode=755,size=1m";
@@ -103,11 +142,12 @@ pub(super) fn change_root() -> Result<(), Error> {
     for name in ["dev", "proc", "sys"] {
         fs::create_dir(inside(name)).map_err(step("making a directory"))?;
     }
-    for name in NODES {
-        let node = inside("dev").join(name);
-        File::create(&node).map_err(step("making a device's place"))?;
-        mount_bind(Path::new("/dev").join(name), &node)
-            .map_err(step(&format!("mounting /dev/{name}")))?;
+    match nodes {
+        Some(nodes) => {
+            let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+            move_mount(nodes, c"", CWD, inside("dev"), flags).map_err(step("mounting /dev"))?;
+        }
+        None => bind_nodes(&inside("dev"))?,
     }
     for (kind, name) in [("proc", "proc"), ("sysfs", "sys")] {
         mount_new(kind, &inside(name)).map_err(step(&format!(
@@ -120,6 +160,17 @@ pub(super) fn change_root() -> Result<(), Error> {
     pivot_root(".", ".").map_err(changing())?;
     unmount(".", UnmountFlags::DETACH).map_err(changing())?;
     chdir("/").map_err(changing())
+}
+
+/// Mounts the host's nodes in a directory.
+fn bind_nodes(directory: &Path) -> Result<(), Error> {
+    for (name, ..) in NODES {
+        let node = directory.join(name);
+        File::create(&node).map_err(step("making a device's place"))?;
+        mount_bind(Path::new("/dev").join(name), &node)
+            .map_err(step(&format!("mounting /dev/{name}")))?;
+    }
+    Ok(())
 }
 
 fn mount_new(kind: &str, path: &Path) -> rustix::io::Result<()> {

@@ -3,10 +3,10 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use rustix::process::{Pid, getgid, getuid};
+
+use crate::numbers::Taken;
 
 /// Number of users and groups of a container: 0 to 65,535.
 pub const USERS: u32 = 1 << 16;
@@ -16,41 +16,25 @@ pub const USERS: u32 = 1 << 16;
 const FIRST: u32 = 0x7001_0000;
 const RANGES: u32 = 0xfff;
 
-/// A range of users that no other container on this host has while this lives, as long as their
-/// keepers share a network namespace. It is claimed as the user of a worker is.
+/// A range of users that no other container on this machine has while this lives.
 #[derive(Debug)]
-pub struct Users {
-    first: u32,
-    _taken: UnixDatagram,
-}
+pub struct Users(Taken);
 
 impl Users {
-    /// Claims a range.
+    /// Claims a range, as root.
     ///
     /// # Errors
-    /// If all are taken.
+    /// If all are taken, or can't be locked.
     pub fn claim() -> io::Result<Self> {
-        let begin = std::process::id();
-        for number in 0..RANGES {
-            let first = FIRST + begin.wrapping_add(number) % RANGES * USERS;
-            let name = SocketAddr::from_abstract_name(format!("micabox-users-{first}"))?;
-            match UnixDatagram::bind_addr(&name) {
-                Ok(taken) => {
-                    return Ok(Self {
-                        first,
-                        _taken: taken,
-                    });
-                }
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-                Err(error) => return Err(error),
-            }
+        match Taken::one_of("containers", RANGES, std::process::id())? {
+            Some(taken) => Ok(Self(taken)),
+            None => Err(io::Error::other("all users for containers are taken")),
         }
-        Err(io::Error::other("all users for containers are taken"))
     }
 
     /// The first user's number, which is also the first group's.
     pub fn first(&self) -> u32 {
-        self.first
+        FIRST + self.0.number() * USERS
     }
 }
 
@@ -97,6 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[ignore = "needs root"]
     fn no_two_containers_have_a_user_in_common() {
         let claims: Vec<_> = (0..20).map(|_| Users::claim().unwrap()).collect();
         let mut users: Vec<u32> = claims.iter().map(Users::first).collect();

@@ -58,6 +58,10 @@ pub struct Cgroup {
 #[derive(Debug)]
 pub struct ProcessorTime(File);
 
+/// The memory of a control group. It does not keep the group.
+#[derive(Debug)]
+pub struct GroupMemory(File);
+
 /// What freezes a control group. It does not keep the group.
 #[derive(Debug)]
 pub struct Freezer {
@@ -231,6 +235,13 @@ impl Cgroup {
         Ok(ProcessorTime(file))
     }
 
+    /// Opens the count of the group's memory; none if it has no such controller.
+    pub fn memory(&self) -> Option<GroupMemory> {
+        let has_controller = !self.missing.contains(&"memory");
+        let file = has_controller.then(|| File::open(self.directory.join("memory.stat")));
+        file?.ok().map(GroupMemory)
+    }
+
     /// Opens what freezes the group's processes.
     ///
     /// # Errors
@@ -290,6 +301,30 @@ impl Freezer {
     pub fn thaw(&self) -> io::Result<()> {
         self.state.write_all_at(b"0", 0)
     }
+}
+
+impl GroupMemory {
+    /// Returns the bytes of memory that are not of files on disks, with files in memory among them, and of those that
+    /// are; none if the group is gone.
+    pub fn read(&self) -> Option<(u64, u64)> {
+        let mut text = vec![0; 64 << 10];
+        let length = self.0.read_at(&mut text, 0).ok()?;
+        split_memory(&String::from_utf8_lossy(text.get(..length)?))
+    }
+}
+
+/// Reads what a group's `memory.stat` says (Documentation/admin-guide/cgroup-v2.rst): `file` has `shmem` in it.
+fn split_memory(stat: &str) -> Option<(u64, u64)> {
+    let number = |name: &str| -> Option<u64> {
+        let mut lines = stat.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        value.parse().ok()
+    };
+    let (anonymous, files, in_memory) = (number("anon")?, number("file")?, number("shmem")?);
+    Some((
+        anonymous.saturating_add(in_memory),
+        files.saturating_sub(in_memory),
+    ))
 }
 
 impl ProcessorTime {

@@ -23,6 +23,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_
 
 use super::cgroup::Cgroup;
 use super::confine::{Confinement, check, close_range};
+use crate::environment;
 use crate::title::Title;
 use crate::worker::Kind;
 use crate::zygote::has_one_thread;
@@ -137,6 +138,8 @@ impl Child {
         let work = || -> io::Error {
             close_others(&confinement.keep);
             title.show(name);
+            // SAFETY: a fork has one thread, and this one has no reference to a variable.
+            unsafe { environment::forget(&[]) };
             kind.become_it(descriptor)
         };
         Self::start(confinement, cgroup, work).map(Some)
@@ -258,6 +261,8 @@ fn prepare(confinement: &Confinement, parent: libc::pid_t, streams: [RawFd; 3]) 
             ptr::null_mut(),
         ))?;
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        // A program that ignores it, as a caller of ours may, can't wait for a child.
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
     }
     confinement.enter(parent)
 }

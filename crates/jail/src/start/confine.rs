@@ -34,6 +34,8 @@ pub const CAP_DAC_READ_SEARCH: libc::c_ulong = 2;
 pub const CAP_SETGID: libc::c_ulong = 6;
 /// Change the user.
 pub const CAP_SETUID: libc::c_ulong = 7;
+/// Make device nodes.
+pub const CAP_MKNOD: libc::c_ulong = 27;
 /// Mount file systems, among others.
 pub const CAP_SYS_ADMIN: libc::c_ulong = 21;
 

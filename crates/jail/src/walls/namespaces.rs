@@ -43,13 +43,45 @@ pub(super) fn enter_without_user() -> Result<(), Error> {
 fn become_first(owner: &Owner) -> Result<(), Error> {
     owner.die_with()?;
     let keeper = pidfd_open(getpid(), PidfdFlags::empty()).map_err(step("naming its keeper"))?;
+    let waited = Waited::block();
     // SAFETY: the process has one thread, so that no lock is held in the child.
     match unsafe { libc::fork() } {
         -1 => Err(step("starting the jailed process")(
             io::Error::last_os_error(),
         )),
-        0 => die_with(&keeper),
-        child => match keep(child)? {},
+        0 => {
+            waited.unblock();
+            die_with(&keeper)
+        }
+        child => match keep(child, &waited)? {},
+    }
+}
+
+/// The signals that a keeper waits for: its child's end, and the request to end it.
+struct Waited(libc::sigset_t);
+
+impl Waited {
+    fn block() -> Self {
+        // SAFETY: a set of signals is plain data, and lives.
+        unsafe {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGCHLD);
+            libc::sigaddset(&raw mut set, libc::SIGTERM);
+            libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            Self(set)
+        }
+    }
+
+    fn unblock(&self) {
+        // SAFETY: a set that lives.
+        unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &raw const self.0, std::ptr::null_mut()) };
+    }
+
+    /// Waits for one of them; returns its number.
+    fn next(&self) -> libc::c_int {
+        // SAFETY: a set that lives; the details of a signal are not asked for.
+        unsafe { libc::sigwaitinfo(&raw const self.0, std::ptr::null_mut()) }
     }
 }
 
@@ -155,13 +187,27 @@ pub(crate) fn die_with(keeper: &OwnedFd) -> Result<(), Error> {
     Ok(())
 }
 
-/// Waits for the child without any descriptor, and ends as it did.
-fn keep(child: libc::pid_t) -> Result<Infallible, Error> {
+/// Waits for the child without any descriptor, and ends as it did. A request to end (SIGTERM) kills the child, so that
+/// this process can wait for it, and no other one gets it.
+fn keep(child: libc::pid_t, waited: &Waited) -> Result<Infallible, Error> {
     // Descriptors that only the child uses must close when it ends: its channels, its memory's
     // files.
     // SAFETY: no code in this process uses a descriptor any more.
     let _ = unsafe { close_range(0, libc::c_uint::MAX, 0) };
-    keep_until_it_ends(child)
+    loop {
+        if waited.next() == libc::SIGTERM {
+            // SAFETY: numbers; the child was not waited for, so that the number is its own.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        match waitpid(Pid::from_raw(child), WaitOptions::NOHANG) {
+            Ok(Some((_, status))) => {
+                waited.unblock();
+                end_as(status)
+            }
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(step("waiting for the jailed process")(error)),
+        }
+    }
 }
 
 /// Waits for the child and ends as it did.

@@ -36,7 +36,7 @@ const NAME: &str = "lower";
 /// Most threads of the tree's server.
 const THREADS: usize = 8;
 
-/// What the process gets, with its listening socket, the user namespace of the tree beside it if there is
+/// What the process gets, with its listening socket, a line to its starter, the user namespace of the tree beside it if there is
 /// one, and the image's files. Its lock follows once the tree is mounted.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Job {
@@ -49,23 +49,37 @@ pub(super) struct Job {
 /// Whether a step was done, or why not.
 type Done = Result<(), String>;
 
-/// Starts the process, and waits until it serves clients. It has the lock from then on.
-pub(super) fn start(job: &Job, lock: &File, files: &[File]) -> io::Result<Done> {
+/// Starts the process, and waits until it serves clients. It has the lock from then on. It gets the listening socket
+/// and the files.
+pub(super) fn start(
+    job: &Job,
+    lock: &File,
+    listener: UnixListener,
+    files: Vec<File>,
+) -> io::Result<Done> {
+    let (line, its_line) = UnixStream::pair()?;
+    let sockets = [OwnedFd::from(listener), its_line.into()].map(File::from);
     let (ours, mut process) = own_process::start(NAME, "mica-lower", None)?;
-    send(&ours, job, files)?;
+    send(&ours, job, sockets.iter().chain(&files))?;
+    drop((sockets, files));
     let done = match receive::<Done>(&ours) {
         Ok((done, _)) => done,
         Err(_) => Err("its holder was killed".to_owned()),
     };
     match done {
-        Ok(()) => send(&ours, &(), [lock])?,
+        Ok(()) => {
+            send(&ours, &(), [lock])?;
+            process.ends_unless_used(line);
+        }
         Err(_) => process.wait(),
     }
     Ok(done)
 }
 
 fn work(_: RawFd) -> i32 {
-    i32::from(run().is_err())
+    let ran = run();
+    own_process::end();
+    i32::from(ran.is_err())
 }
 
 fn run() -> io::Result<()> {
@@ -73,13 +87,17 @@ fn run() -> io::Result<()> {
     // It keeps no directory busy.
     rustix::process::chdir("/")?;
     let mut files = files.into_iter();
-    let listener = UnixListener::from(files.next().ok_or(io::ErrorKind::InvalidData)?);
-    let tree = match hold(job.beside, &listener, files) {
+    let mut socket = || files.next().ok_or(io::ErrorKind::InvalidData);
+    let clients = Clients {
+        listener: socket()?.into(),
+        starter: socket()?.into(),
+    };
+    let tree = match hold(job.beside, &clients, files) {
         Ok(tree) => tree,
         Err(problem) => return send(&connection, &Done::Err(problem), []),
     };
-    // The child has it.
-    drop(listener);
+    // The child has them.
+    drop(clients);
     send(&connection, &Done::Ok(()), [])?;
     let ((), _lock) = receive(&connection)?;
     drop(connection);
@@ -102,6 +120,18 @@ fn run() -> io::Result<()> {
     Ok(())
 }
 
+/// The sockets on which clients and the starter are served.
+struct Clients {
+    listener: UnixListener,
+    starter: UnixStream,
+}
+
+impl Clients {
+    fn serve(&self, place: In, users: Option<&File>) -> io::Result<()> {
+        serve(&self.listener, place, users, self.starter.try_clone()?)
+    }
+}
+
 /// A mounted tree.
 struct Tree {
     space: Space,
@@ -122,17 +152,17 @@ impl Tree {
 /// Mounts the tree: by the kernel for root, where it can, otherwise with a server.
 fn hold(
     beside: Option<In>,
-    listener: &UnixListener,
+    clients: &Clients,
     mut files: impl Iterator<Item = OwnedFd>,
 ) -> Result<Tree, String> {
     if let Some(In::Users { has_one }) = beside {
         let users = files.next().ok_or("there are no users")?;
         let owners = Owners::Of(users);
-        return with_server(&owners, has_one, listener, files.collect());
+        return with_server(&owners, has_one, clients, files.collect());
     }
     let files: Vec<OwnedFd> = files.collect();
     if geteuid().is_root() {
-        let why = match by_kernel(listener, &files) {
+        let why = match by_kernel(clients, &files) {
             Ok(space) => return Ok(Tree::of(space)),
             // The containers have a tree of the kernel's, and are in no namespace with a server's.
             Err(why) if beside.is_some() => return Err(why),
@@ -140,7 +170,7 @@ fn hold(
         };
         let users = Users::claim().map_err(|error| error.to_string())?;
         let owners = Owners::Range(users.first());
-        let tree = with_server(&owners, false, listener, files);
+        let tree = with_server(&owners, false, clients, files);
         return match tree {
             Ok(tree) => Ok(Tree {
                 _users: Some(users),
@@ -150,18 +180,18 @@ fn hold(
         };
     }
     match Subordinate::find() {
-        Ok(ranges) => with_server(&Owners::Subordinate(ranges), false, listener, files),
-        Err(_) => with_server(&Owners::One, true, listener, files),
+        Ok(ranges) => with_server(&Owners::Subordinate(ranges), false, clients, files),
+        Err(_) => with_server(&Owners::One, true, clients, files),
     }
 }
 
 /// Has the kernel mount the files.
-fn by_kernel(listener: &UnixListener, files: &[OwnedFd]) -> Result<Space, String> {
+fn by_kernel(clients: &Clients, files: &[OwnedFd]) -> Result<Space, String> {
     let space = Owners::Machine.start(|inside| {
         let mounted = mount_erofs(files).and_then(|mount| make_root(&mount));
         say(&inside.channel, &mounted)?;
         mounted?;
-        serve(listener, In::Machine, None)
+        clients.serve(In::Machine, None)
     });
     let space = space.map_err(|error| error.to_string())?;
     hear(&space)?;
@@ -172,7 +202,7 @@ fn by_kernel(listener: &UnixListener, files: &[OwnedFd]) -> Result<Space, String
 fn with_server(
     owners: &Owners,
     has_one: bool,
-    listener: &UnixListener,
+    clients: &Clients,
     files: Vec<OwnedFd>,
 ) -> Result<Tree, String> {
     let place = In::Users { has_one };
@@ -192,7 +222,7 @@ fn with_server(
         say(&inside.channel, &mounted)?;
         mounted?;
         drop(mount);
-        serve(listener, place, Some(&users))
+        clients.serve(place, Some(&users))
     });
     let space = space.map_err(|error| error.to_string())?;
     let (said, channels) = receive::<Done>(&space.channel)

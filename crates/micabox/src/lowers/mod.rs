@@ -213,7 +213,7 @@ impl<'a> Lowers<'a> {
         self.store
             .lease_until_crash(&name.unwrap_or_default(), &digests)?;
         image_files::open(wanted.image)?;
-        let mut files = vec![File::from(OwnedFd::from(listener))];
+        let mut files = Vec::new();
         if let Some(users) = wanted.beside.and_then(|beside| beside.users.as_ref()) {
             let users = users.try_clone();
             files.push(users.map_err(|error| not_served(wanted.image, error))?);
@@ -224,7 +224,7 @@ impl<'a> Lowers<'a> {
             beside: wanted.beside.map(|beside| beside.place),
         };
         files.extend(image_files::for_reading(wanted.image)?);
-        match holder::start(&job, lock.file(), &files) {
+        match holder::start(&job, lock.file(), listener, files) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(problem)) => Err(not_served(wanted.image, problem)),
             Err(source) => Err(Error::System {

@@ -1,7 +1,7 @@
 //! Gives a mount to each client, in the namespaces of the tree.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
@@ -20,10 +20,18 @@ const PAUSE: Timespec = Timespec {
     tv_nsec: 50_000_000,
 };
 
-/// Serves clients until there is none.
-pub(super) fn serve(listener: &UnixListener, place: In, users: Option<&File>) -> io::Result<()> {
+/// Serves clients until there is none. The process that started this one may ask on `starter` whether it ends at
+/// once: a byte means that it does not.
+pub(super) fn serve(
+    listener: &UnixListener,
+    place: In,
+    users: Option<&File>,
+    starter: UnixStream,
+) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let mut clients: Vec<UnixStream> = Vec::new();
+    let mut starter = Some(starter);
+    let mut is_asked = false;
     loop {
         let has_room = loop {
             match listener.accept() {
@@ -38,7 +46,12 @@ pub(super) fn serve(listener: &UnixListener, place: In, users: Option<&File>) ->
         if clients.is_empty() {
             return Ok(());
         }
-        let polled = clients.iter().map(AsFd::as_fd);
+        if is_asked && let Some(mut starter) = starter.take() {
+            // It may have gone.
+            let _ = starter.write(&[1]);
+        }
+        // The starter comes first: when it asks, the ends of its own clients are there to be seen.
+        let polled = starter.iter().chain(&clients).map(AsFd::as_fd);
         let polled = polled.chain(has_room.then(|| listener.as_fd()));
         let mut polled: Vec<PollFd<'_>> = polled
             .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
@@ -50,6 +63,7 @@ pub(super) fn serve(listener: &UnixListener, place: In, users: Option<&File>) ->
             .map(|client| !client.revents().is_empty())
             .collect();
         let mut ended = ended.into_iter();
+        is_asked = starter.is_some() && ended.next().unwrap_or_default();
         clients.retain(|_| !ended.next().unwrap_or_default());
     }
 }

@@ -2,11 +2,13 @@
 //! layers are mounted nowhere else (Linux 6.15).
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use micabox_image::store::Image;
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use micabox_mount::Target;
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_fd,
@@ -62,9 +64,10 @@ pub(super) fn overlay(lower: &OwnedFd, folder: &File) -> Result<OwnedFd, Errno> 
 }
 
 /// Puts a mount on a directory.
-pub(super) fn attach(mount: &OwnedFd, place: &Path) -> Result<(), Errno> {
-    let from = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    move_mount(mount, "", CWD, place, from)
+pub(super) fn attach(mount: &OwnedFd, place: &Path) -> io::Result<()> {
+    let place = Target::find(place)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(move_mount(mount, "", &place, "", flags)?)
 }
 
 fn open(kind: &str) -> Result<OwnedFd, Errno> {

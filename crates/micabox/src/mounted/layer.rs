@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 
 use super::kernel::directory;
 use super::{CONTROL, MountRecord, process, table};
-use crate::ProcessId;
 use crate::owner::{receive, send};
+use crate::{ProcessId, own_process};
 
 /// The kind of worker that keeps the layer.
 pub(crate) const KIND: Kind = Kind::new(NAME, work);
@@ -127,10 +127,9 @@ pub(super) fn ask(directory: &Path) -> io::Result<File> {
 }
 
 fn work(_: RawFd) -> i32 {
-    match run() {
-        Ok(()) => 0,
-        Err(_) => 1,
-    }
+    let ran = run();
+    own_process::end();
+    i32::from(ran.is_err())
 }
 
 fn run() -> io::Result<()> {

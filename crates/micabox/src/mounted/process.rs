@@ -20,14 +20,17 @@ pub(super) fn start<'a>(
 ) -> io::Result<Result<ProcessId, String>> {
     let (ours, process) = own_process::start(kind, "mica-mount", None)?;
     send(&ours, job, files)?;
-    match receive::<Result<(), String>>(&ours) {
+    let problem = match receive::<Result<(), String>>(&ours) {
         Ok((Ok(()), _)) => {
-            let process = ProcessId::of(process.id());
-            Ok(process.ok_or_else(|| "its server ended at once".to_owned()))
+            let id = ProcessId::of(process.id());
+            process.goes_on();
+            return Ok(id.ok_or_else(|| "its server ended at once".to_owned()));
         }
-        Ok((Err(problem), _)) => Ok(Err(problem)),
-        Err(_) => Ok(Err("its server was killed".to_owned())),
-    }
+        Ok((Err(problem), _)) => problem,
+        Err(_) => "its server was killed".to_owned(),
+    };
+    process.ends();
+    Ok(Err(problem))
 }
 
 /// Returns the connection for the report that such a process has begun, its job, and its files.

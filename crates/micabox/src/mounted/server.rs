@@ -12,9 +12,9 @@ use micabox_share::{Process, Settings, Transport};
 use serde::{Deserialize, Serialize};
 
 use super::process;
-use crate::ProcessId;
 use crate::jailed::{Below, Fault, Serve};
 use crate::owner::send;
+use crate::{ProcessId, own_process};
 
 /// The kind of worker that answers for a mounted tree.
 pub(crate) const KIND: Kind = Kind::new(NAME, work);
@@ -111,10 +111,9 @@ pub(super) fn start(
 }
 
 fn work(_: RawFd) -> i32 {
-    match run() {
-        Ok(()) => 0,
-        Err(_) => 1,
-    }
+    let ran = run();
+    own_process::end();
+    i32::from(ran.is_err())
 }
 
 fn run() -> io::Result<()> {

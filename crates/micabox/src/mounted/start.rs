@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use micabox_mount::{Manner, Place, Shown, unmount};
+use micabox_mount::{Manner, Place, Shown, Target, unmount};
 use micabox_owner::socket;
 use tracing::info;
 
@@ -466,12 +466,8 @@ fn directory(path: &Path) -> Result<PathBuf, Error> {
             source,
         })
     };
-    let found = path.canonicalize().map_err(place)?;
-    if found.is_dir() {
-        Ok(found)
-    } else {
-        Err(place(io::ErrorKind::NotADirectory.into()))
-    }
+    let found = Target::find(path).map_err(place)?;
+    Ok(found.path().to_owned())
 }
 
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {

@@ -53,7 +53,9 @@ fn work(_: RawFd) -> i32 {
             Job::Pooled(machine) => own_later(*machine, files, connection),
         }
     };
-    match own() {
+    let owned = own();
+    own_process::end();
+    match owned {
         Ok(()) => 0,
         // The creator sees its connection end.
         Err(_) => 1,

@@ -12,8 +12,8 @@ use micabox_erofs::{
 use micabox_memfs::{Errno, Filesystem};
 use micabox_tar::{Attributes, Kind, Member};
 
-use super::load::Loader;
 use super::save::{Members, walk};
+use super::sent::Sender;
 use super::{BUFFER, KeepError, ReadAt};
 
 /// Writes a filesystem as an image.
@@ -164,8 +164,8 @@ fn metadata(attributes: &Attributes) -> Metadata {
     }
 }
 
-/// Reads an image, and adds all that is in it.
-pub(super) fn read(file: File, loader: &mut Loader<'_>) -> Result<(), KeepError> {
+/// Reads an image, and sends all that is in it.
+pub(super) fn read(file: File, sender: &mut Sender<impl Write>) -> Result<(), KeepError> {
     let image = Reader::open(file)?;
     let mut found: Vec<(Vec<u8>, Inode)> = Vec::new();
     image.walk(|path, inode| {
@@ -207,7 +207,7 @@ pub(super) fn read(file: File, loader: &mut Loader<'_>) -> Result<(), KeepError>
             kind,
             attributes,
         };
-        let added = loader.add(&member, &mut body);
+        let added = sender.add(&member, &mut body);
         if let Some(error) = body.error {
             return Err(error.into());
         }

@@ -3,9 +3,10 @@
 use std::io::Read;
 
 use micabox_memfs::{Change, Errno, FileKind, Filesystem, New, ROOT, SetMode, Stat, Time};
-use micabox_tar::{Attributes, Kind, Member, Segment};
+use micabox_tar::{Attributes, Kind, Member};
 
-use super::{BUFFER, KeepError};
+use super::KeepError;
+use super::sent::Received;
 
 /// Adds members to a filesystem. A later one replaces an earlier one of the same name, as GNU tar does.
 pub(super) struct Loader<'a> {
@@ -20,19 +21,20 @@ impl<'a> Loader<'a> {
         Self {
             files,
             directories: Vec::new(),
-            buffer: vec![0; BUFFER],
+            buffer: Vec::new(),
         }
     }
 
-    /// Adds a member, whose stored bytes are in `body`.
-    pub(super) fn add(&mut self, member: &Member, body: &mut dyn Read) -> Result<(), KeepError> {
+    /// Adds a member. Returns its number, for [`Loader::fill`] if it is a file.
+    pub(super) fn add(&mut self, member: &Member) -> Result<u64, KeepError> {
         let path = names(&member.path)?;
         let at = |error| KeepError::file(&member.path, error);
         let Some((name, parents)) = path.split_last() else {
             if member.kind == Kind::Directory {
                 self.directories.push((ROOT, member.attributes.clone()));
+                return Ok(ROOT);
             }
-            return Ok(());
+            return Err(at(Errno::ISDIR));
         };
         let parent = self.directory(parents).map_err(at)?;
         let old = self.find(parent, name).map_err(at)?;
@@ -41,7 +43,7 @@ impl<'a> Loader<'a> {
         {
             self.directories
                 .push((old.number, member.attributes.clone()));
-            return Ok(());
+            return Ok(old.number);
         }
         // Before the old name goes: it may be the link's own.
         let target = match &member.kind {
@@ -50,35 +52,45 @@ impl<'a> Loader<'a> {
         };
         if let Some(old) = old {
             if target == Some(old.number) {
-                return Ok(());
+                return Ok(old.number);
             }
             self.remove(parent, name, &old).map_err(at)?;
         }
         if let Some(target) = target {
             self.files.link(target, parent, name).map_err(at)?;
             self.files.forget(target, 1);
-            return Ok(());
+            return Ok(target);
         }
         let number = self.make(parent, name, member).map_err(at)?;
-        if let Kind::File { size, segments } = &member.kind {
-            let whole = [Segment::whole(*size)];
-            let segments = segments.as_deref().unwrap_or(&whole);
-            self.fill(number, segments, body, &member.path)?;
-            let size = Some(*size);
-            self.files
-                .set(
-                    number,
-                    &Change {
-                        size,
-                        ..Change::default()
-                    },
-                )
-                .map_err(at)?;
+        match member.kind {
+            Kind::Directory => self.directories.push((number, member.attributes.clone())),
+            // Writing to it changes its time.
+            Kind::File { .. } => {}
+            _ => self.set(number, &member.attributes).map_err(at)?,
         }
-        if member.kind == Kind::Directory {
-            self.directories.push((number, member.attributes.clone()));
+        Ok(number)
+    }
+
+    /// Fills a file with contents that arrive, and sets its attributes.
+    pub(super) fn fill(
+        &mut self,
+        number: u64,
+        member: &Member,
+        received: &mut Received<impl Read>,
+    ) -> Result<(), KeepError> {
+        let at = |error| KeepError::file(&member.path, error);
+        while let Some(offset) = received.next_piece(&mut self.buffer)? {
+            let written = self.files.write_back(number, offset, &self.buffer);
+            written.map_err(at)?;
+        }
+        let Kind::File { size, .. } = member.kind else {
             return Ok(());
-        }
+        };
+        let change = Change {
+            size: Some(size),
+            ..Change::default()
+        };
+        self.files.set(number, &change).map_err(at)?;
         self.set(number, &member.attributes).map_err(at)
     }
 
@@ -151,27 +163,6 @@ impl<'a> Loader<'a> {
         let stat = self.files.make(parent, name, &new)?;
         self.files.forget(stat.number, 1);
         Ok(stat.number)
-    }
-
-    fn fill(
-        &mut self,
-        number: u64,
-        segments: &[Segment],
-        body: &mut dyn Read,
-        path: &[u8],
-    ) -> Result<(), KeepError> {
-        for segment in segments {
-            let mut at = segment.offset;
-            while at < segment.end() {
-                let count = (segment.end() - at).min(BUFFER as u64) as usize;
-                let piece = self.buffer.get_mut(..count).unwrap_or_default();
-                body.read_exact(piece)?;
-                let written = self.files.write_back(number, at, piece);
-                written.map_err(|error| KeepError::file(path, error))?;
-                at += count as u64;
-            }
-        }
-        Ok(())
     }
 
     fn set(&self, number: u64, attributes: &Attributes) -> Result<(), Errno> {

@@ -5,20 +5,24 @@
 //! attributes. Sockets are left out, as in any archive.
 
 mod image;
+mod jailed;
 mod load;
-mod output;
 mod save;
+mod sent;
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use micabox_jail::CallError;
 use micabox_memfs::{Errno, Filesystem};
-use micabox_tar::{Limits, Members, Writer};
+use micabox_overlay::host::WholeFile;
+use micabox_tar::{Kind, Writer};
 use rustix::fs::OFlags;
 
-pub use output::Output;
+pub use jailed::{LOADER, Refusal};
+pub(crate) use sent::{Received, Sender};
 
 /// Bytes that are read and written at a time.
 const BUFFER: usize = 256 << 10;
@@ -42,6 +46,18 @@ pub enum KeepError {
     /// The image is not valid, or can't hold a file.
     #[error(transparent)]
     Image(#[from] micabox_erofs::Error),
+    /// The worker that reads a file refuses it, or died.
+    #[error(transparent)]
+    Worker(#[from] CallError<Refusal>),
+    /// A member's names and attributes are too long.
+    #[error("\"{}\": its names and attributes are too long", .0.escape_ascii())]
+    TooMuch(Vec<u8>),
+    /// The worker sent less than it announced.
+    #[error("the worker that reads it sent only a part")]
+    CutOff,
+    /// The worker sent what can't be.
+    #[error("the worker that reads it sent nonsense")]
+    Nonsense,
     /// A member leads out of the tree.
     #[error("`..` in the path \"{}\"", .0.escape_ascii())]
     Outside(Vec<u8>),
@@ -69,8 +85,9 @@ impl KeepError {
 ///
 /// # Errors
 /// [`KeepError`].
-pub fn save(files: &Filesystem, output: Output) -> Result<(), KeepError> {
-    if output.is_image() {
+pub fn save(files: &Filesystem, output: WholeFile) -> Result<(), KeepError> {
+    let extension = output.path().extension();
+    if extension.is_some_and(|extension| extension == "erofs") {
         image::write(files, output.file())?;
     } else {
         let buffered = BufWriter::with_capacity(BUFFER, output.file());
@@ -81,19 +98,26 @@ pub fn save(files: &Filesystem, output: Output) -> Result<(), KeepError> {
     Ok(output.publish()?)
 }
 
-/// Adds what is in an archive (tar) or an EROFS image to a filesystem.
+/// Adds what is in an archive (tar) or an EROFS image to a filesystem. A worker in the jail ([`LOADER`]) reads it.
 ///
 /// # Errors
 /// [`KeepError`]; a part may be there then.
 pub fn load(files: &Filesystem, path: &Path) -> Result<(), KeepError> {
-    let mut file = open(path)?;
+    let mut loading = jailed::Loading::start(open(path)?)?;
+    let read = receive(files, &mut loading.received);
+    loading.finish(read)
+}
+
+/// Fills a filesystem with the members that arrive.
+pub(crate) fn receive(
+    files: &Filesystem,
+    received: &mut Received<impl Read>,
+) -> Result<(), KeepError> {
     let mut loader = load::Loader::new(files);
-    if is_image(&mut file)? {
-        image::read(file, &mut loader)?;
-    } else {
-        let mut members = Members::new(BufReader::with_capacity(BUFFER, file), Limits::default());
-        while let Some(member) = members.next_member()? {
-            loader.add(&member, &mut members.body())?;
+    while let Some(member) = received.next_member()? {
+        let number = loader.add(&member)?;
+        if matches!(member.kind, Kind::File { .. }) {
+            loader.fill(number, &member, received)?;
         }
     }
     loader.finish()

@@ -461,11 +461,18 @@ pub struct Stats {
     /// Microseconds of processor time since its start.
     pub processor_time: u64,
     /// Bytes of resident memory that are its machine's own: the guest's memory, as far as it was
-    /// written, and that of the monitor.
-    pub own_memory: u64,
+    /// written, and that of the monitor. None if nothing counts it: a container's files in memory belong to its
+    /// control group.
+    pub own_memory: Option<u64>,
     /// Bytes of resident memory that are of files, which sandboxes share: the image's, and those of
-    /// a template or snapshot that it has not written to.
-    pub shared_memory: u64,
+    /// a template or snapshot that it has not written to. None if nothing counts it.
+    pub shared_memory: Option<u64>,
+    /// Whether anything keeps it from more memory than it was given.
+    #[serde(default)]
+    pub memory_limited: bool,
+    /// Whether anything keeps it from more processors than it was given.
+    #[serde(default)]
+    pub processors_limited: bool,
     /// Bytes read from disks since its start; none if the host does not say.
     pub disk_read: Option<u64>,
     /// Bytes written to disks.

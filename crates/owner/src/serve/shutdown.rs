@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use micabox_vmm::Memory;
 use micabox_wire::ToGuest;
 
 use super::client::ClientId;
@@ -356,10 +357,17 @@ impl Owner {
         let used = crate::process::resources(pid);
         let traffic = self.network.as_ref().map(|network| network.traffic());
         let ticks = crate::process::processor_time(pid).unwrap_or(0);
+        let memory = match self.machine.memory() {
+            Memory::OfProcesses => Some((used.own, used.shared)),
+            Memory::Counted { own, shared } => Some((own, shared)),
+            Memory::Unknown => None,
+        };
         Stats {
             processor_time: ticks.saturating_mul(MICROS_PER_TICK),
-            own_memory: used.own,
-            shared_memory: used.shared,
+            own_memory: memory.map(|(own, _)| own),
+            shared_memory: memory.map(|(_, shared)| shared),
+            memory_limited: self.machine.has_memory_limit(),
+            processors_limited: self.machine.has_processor_limit(),
             disk_read: used.disk.map(|(read, _)| read),
             disk_written: used.disk.map(|(_, written)| written),
             network_received: traffic.map(|(received, _)| received),
@@ -380,7 +388,11 @@ impl Owner {
             stalled: self.machine.is_stalled(),
             ending: self.end.has_begun(),
             stop_signal: self.stop_signal,
-            own_memory: crate::process::private_memory(self.machine.pid()),
+            own_memory: match self.machine.memory() {
+                Memory::OfProcesses => crate::process::private_memory(self.machine.pid()),
+                Memory::Counted { own, .. } => Some(own),
+                Memory::Unknown => None,
+            },
             hello: hello.map(|(at, _)| micros(self.begun, *at)),
             kernel: hello.map_or(0, |(_, hello)| hello.init_uptime_us),
             ready: up.map_or(0, |(at, _)| micros(self.begun, *at)),

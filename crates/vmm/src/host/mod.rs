@@ -19,7 +19,8 @@ use std::sync::Arc;
 
 use micabox_jail::container::Subordinate;
 use micabox_jail::{
-    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Quota, plain_arguments, program,
+    CAP_DAC_READ_SEARCH, CAP_MKNOD, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Quota, plain_arguments,
+    program,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mount::{FsOpenFlags, fsopen};
@@ -201,10 +202,11 @@ impl Backend for Host {
             address_space: u64::MAX,
             file_size: u64::MAX,
             descriptors: DESCRIPTORS,
-            // Root's: to map users and a mount's owners, and to end what runs as one of them.
+            // Root's: to map users and a mount's owners, to make device nodes, and to end what runs as one of them.
             capabilities: &[
                 CAP_DAC_READ_SEARCH,
                 CAP_KILL,
+                CAP_MKNOD,
                 CAP_SETGID,
                 CAP_SETUID,
                 CAP_SYS_ADMIN,
@@ -223,7 +225,7 @@ impl Backend for Host {
                     .min(MOST_TASKS),
             },
             whole_time,
-            is_frozen_to_pause: true,
+            is_container: true,
             require_limits: config.require_limits,
             claim: None,
             attached: None,

@@ -205,7 +205,7 @@ impl Backend for Kvm {
                 tasks: u64::from(config.cpus) + config.disks.len() as u64 + OWN_TASKS,
             },
             whole_time: processor_time(config.cpus, None),
-            is_frozen_to_pause: false,
+            is_container: false,
             require_limits: config.require_limits,
             claim,
             attached: Some(Box::new((vsock, config.servers()))),

@@ -44,8 +44,9 @@ pub(crate) struct Launch {
     pub(crate) quota: Quota,
     /// Thousandths of a processor that it may use where nothing limits its time.
     pub(crate) whole_time: u64,
-    /// Whether the machine is paused by freezing all processes of its control group.
-    pub(crate) is_frozen_to_pause: bool,
+    /// Whether it is a container: the machine is paused by freezing all processes of its control group, which alone
+    /// counts and limits what they have.
+    pub(crate) is_container: bool,
     /// Whether the control group is required.
     pub(crate) require_limits: bool,
     /// The user that the process becomes.

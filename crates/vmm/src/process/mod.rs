@@ -16,10 +16,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use micabox_jail::{Cgroup, Child, Confinement, Freezer, ProcessorTime, Program, Tail};
+use micabox_jail::{
+    Cgroup, Child, Confinement, Freezer, GroupMemory, ProcessorTime, Program, Tail,
+};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::backend::{Exit, Machine};
+use crate::backend::{Exit, Machine, Memory};
 use crate::console::panic_message;
 use crate::{DiskRate, Error, Snapshot};
 use control::Control;
@@ -54,6 +56,11 @@ pub(crate) struct Process {
     processor_time: Result<ProcessorTime, String>,
     /// What freezes its control group, or why nothing can, if that is how it is paused.
     freezer: Option<Result<Freezer, String>>,
+    /// What counts the memory of a container, if anything; none for a machine, whose processes have all of it.
+    counted: Option<Option<GroupMemory>>,
+    /// Whether anything keeps it from more than it was given.
+    has_memory_limit: bool,
+    has_processor_limit: bool,
     /// Whether the monitor reported that the host's disk is full, if there is a monitor.
     is_full: Arc<AtomicBool>,
     fate: Arc<Fate>,
@@ -99,7 +106,7 @@ impl Process {
         let control = Control::new(control, launch.saves);
         let files = launch.files;
         let attached = (launch.attached, launch.claim);
-        let group = if launch.is_frozen_to_pause && !launch.require_limits {
+        let group = if launch.is_container && !launch.require_limits {
             Cgroup::create_available(&launch.quota)
         } else {
             Cgroup::create(&launch.quota)
@@ -113,10 +120,20 @@ impl Process {
             // `mica doctor` shows the reason.
             Err(why) => (None, Err(why)),
         };
-        let freezer = launch.is_frozen_to_pause.then(|| match &cgroup {
+        let freezer = launch.is_container.then(|| match &cgroup {
             Some(group) => group.freezer(),
             None => Err("it has no control group".to_owned()),
         });
+        let counted = launch
+            .is_container
+            .then(|| cgroup.as_ref().and_then(Cgroup::memory));
+        let limits = |what| {
+            cgroup
+                .as_ref()
+                .is_some_and(|group| !group.missing().contains(&what))
+        };
+        let has_processor_limit = !launch.is_container || limits("cpu");
+        let has_memory_limit = !launch.is_container || limits("memory");
         let missing = cgroup.as_ref().map_or(&[][..], Cgroup::missing);
         if launch.require_limits && !missing.is_empty() {
             let why = format!("no controller for {}", missing.join(", "));
@@ -229,6 +246,9 @@ impl Process {
             whole_time: launch.whole_time,
             processor_time,
             freezer,
+            counted,
+            has_memory_limit,
+            has_processor_limit,
             is_full,
             fate,
             watcher: Some(watcher),
@@ -313,6 +333,24 @@ impl Machine for Process {
         self.control.limit_disks(rate)
     }
 
+    fn memory(&self) -> Memory {
+        match &self.counted {
+            None => Memory::OfProcesses,
+            Some(counted) => match counted.as_ref().and_then(GroupMemory::read) {
+                Some((own, shared)) => Memory::Counted { own, shared },
+                None => Memory::Unknown,
+            },
+        }
+    }
+
+    fn has_memory_limit(&self) -> bool {
+        self.has_memory_limit
+    }
+
+    fn has_processor_limit(&self) -> bool {
+        self.has_processor_limit
+    }
+
     fn is_stalled(&self) -> bool {
         let said = self.stderr.text();
         let mut lines = said.lines().rev();
@@ -384,7 +422,7 @@ mod tests {
             address_space: 4 << 30,
             file_size: 0,
             descriptors: micabox_jail::MAX_FILES,
-            is_frozen_to_pause: false,
+            is_container: false,
             capabilities: &[CAP_DAC_READ_SEARCH],
             saves: 0,
             base: None,

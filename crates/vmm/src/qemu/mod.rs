@@ -175,7 +175,7 @@ impl Backend for Qemu {
                 tasks: u64::from(config.cpus) + OWN_TASKS,
             },
             whole_time: processor_time(config.cpus, None),
-            is_frozen_to_pause: false,
+            is_container: false,
             require_limits: config.require_limits,
             claim,
             attached: Some(Box::new(config.servers())),

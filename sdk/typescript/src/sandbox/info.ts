@@ -40,9 +40,9 @@ export interface SandboxStats {
   /** Seconds. */
   processorTime: number;
   /** Bytes of the machine and its monitor alone. */
-  ownMemory: number;
+  ownMemory: number | undefined;
   /** Bytes of files that sandboxes share, such as the image's. */
-  sharedMemory: number;
+  sharedMemory: number | undefined;
   diskRead: number | undefined;
   diskWritten: number | undefined;
   networkReceived: number | undefined;
@@ -53,8 +53,8 @@ export function sandboxStats(said: Record<string, unknown>): SandboxStats {
   const number = (name: string): number | undefined => (typeof said[name] === "number" ? said[name] : undefined);
   return {
     processorTime: (number("processor_time") ?? 0) / 1e6,
-    ownMemory: number("own_memory") ?? 0,
-    sharedMemory: number("shared_memory") ?? 0,
+    ownMemory: number("own_memory"),
+    sharedMemory: number("shared_memory"),
     diskRead: number("disk_read"),
     diskWritten: number("disk_written"),
     networkReceived: number("network_received"),

@@ -1,10 +1,10 @@
 //! `mica ext4 export`
 
-use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
 use micabox::jailed::ext4;
+use micabox_overlay::host::WholeFile;
 
 use super::{about, bytes, open, print_notes};
 use crate::Outcome;
@@ -33,14 +33,18 @@ pub fn execute(args: &Args) -> Outcome {
     let fail = about(&args.file);
     let archive = ext4::export(open(&args.file)?, bytes(&args.path));
     let mut archive = archive.map_err(&fail)?;
-    let output: &mut dyn Write = if to_stdout {
-        &mut raw::stdout()
-    } else {
-        &mut File::create(&args.archive).map_err(about(&args.archive))?
+    let whole = (!to_stdout).then(|| WholeFile::create(&args.archive));
+    let whole = whole.transpose().map_err(about(&args.archive))?;
+    let output: &mut dyn Write = match &whole {
+        Some(whole) => &mut whole.file(),
+        None => &mut raw::stdout(),
     };
     match pass_on(&mut archive, output) {
         Ok(true) => {
             let found = archive.finish().map_err(&fail)?;
+            if let Some(whole) = whole {
+                whole.publish().map_err(about(&args.archive))?;
+            }
             print_notes(&found, &args.file);
             Ok(0)
         }

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use micabox_ext4::Timestamp;
@@ -121,7 +122,8 @@ pub fn execute(args: &Args) -> Outcome {
 /// Makes the file, empty.
 fn create(args: &Args) -> Result<File, Failure> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true);
+    // What is put into it may be secret.
+    options.read(true).write(true).mode(0o600);
     if args.force {
         options.create(true).truncate(true);
     } else {

@@ -30,7 +30,7 @@ pub async fn of_one(server: &Arc<Server>, id: &str, uri: &Uri) -> Answer {
         if start.is_some_and(|start| start > now) || end.is_some_and(|end| end < now) {
             return Ok(Vec::new());
         }
-        Ok(vec![measure(&served)?])
+        Ok(measure(&served)?.into_iter().collect())
     });
     Ok(http::json(StatusCode::OK, &measured.await?))
 }
@@ -54,7 +54,7 @@ pub async fn of_many(server: &Arc<Server>, uri: &Uri) -> Answer {
         let mut measured = Map::new();
         for id in ids {
             if let Ok(served) = sandbox::find(&all, &id) {
-                measured.insert(id, measure(&served)?);
+                measured.extend(measure(&served)?.map(|values| (id, values)));
             }
         }
         Ok(json!({"sandboxes": measured}))
@@ -62,7 +62,8 @@ pub async fn of_many(server: &Arc<Server>, uri: &Uri) -> Answer {
     Ok(http::json(StatusCode::OK, &measured.await?))
 }
 
-fn measure(served: &Served) -> Result<Value, Problem> {
+/// Measures one; none where nothing counts its memory, which has no place to say so in an answer.
+fn measure(served: &Served) -> Result<Option<Value>, Problem> {
     let record = served.record();
     let before = served.sandbox.stats()?;
     std::thread::sleep(MOMENT);
@@ -74,16 +75,19 @@ fn measure(served: &Served) -> Result<Value, Problem> {
         Upper::Disk { size } => *size,
         _ => 0,
     };
-    Ok(json!({
-        "timestamp": rfc3339(seconds),
-        "timestampUnix": seconds,
-        "cpuCount": record.cpus,
-        "cpuUsedPct": share / f64::from(record.cpus.max(1)),
-        "memUsed": after.own_memory,
-        "memTotal": u64::from(record.memory_mib) << 20,
-        "memCache": after.shared_memory,
-        // Only the guest knows.
-        "diskUsed": 0,
-        "diskTotal": disk,
+    let memory = after.own_memory.zip(after.shared_memory);
+    Ok(memory.map(|(own, shared)| {
+        json!({
+            "timestamp": rfc3339(seconds),
+            "timestampUnix": seconds,
+            "cpuCount": record.cpus,
+            "cpuUsedPct": share / f64::from(record.cpus.max(1)),
+            "memUsed": own,
+            "memTotal": u64::from(record.memory_mib) << 20,
+            "memCache": shared,
+            // Only the guest knows.
+            "diskUsed": 0,
+            "diskTotal": disk,
+        })
     }))
 }

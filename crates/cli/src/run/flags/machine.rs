@@ -134,20 +134,32 @@ impl MachineArgs {
     /// Gets ready to start processes of a sandbox that shares this machine's kernel, if it will. Must be
     /// called while there is one thread.
     pub fn get_ready(&self) {
-        if self.backend == Backend::Host {
+        if self.shares_kernel() {
             micabox::fork_processes();
         }
     }
 
+    /// Returns whether a sandbox shares this machine's kernel.
+    pub fn shares_kernel(&self) -> bool {
+        self.backend == Backend::Host
+    }
+
     /// Says that a sandbox shares this machine's kernel, if it does.
     pub fn say_what_is_shared(&self) {
-        if self.backend == Backend::Host && !self.quiet {
+        if self.shares_kernel() && !self.quiet {
             let owners = match micabox_vmm::host::has_one_user() {
                 Some(why) => format!("; all its files belong to root inside, since {why}"),
                 None => String::new(),
             };
+            let unlimited = match micabox_vmm::control_groups() {
+                Ok((_, controllers)) if controllers.contains(&"memory") => String::new(),
+                Ok(_) => "; no control group limits its memory, files included".to_owned(),
+                Err(why) => {
+                    format!("; no control group limits its memory, files included ({why})")
+                }
+            };
             output::write_stderr(&format!(
-                "mica: this sandbox is no machine: it shares this machine's kernel (--backend host){owners}\n",
+                "mica: this sandbox is no machine: it shares this machine's kernel (--backend host){owners}{unlimited}\n",
             ));
         }
     }
@@ -161,7 +173,7 @@ impl MachineArgs {
             )
             .hint("omit it, or give it the value of -m"));
         }
-        if self.backend != Backend::Host || self.memory.is_none() {
+        if !self.shares_kernel() || self.memory.is_none() {
             return Ok(());
         }
         match micabox_vmm::control_groups() {

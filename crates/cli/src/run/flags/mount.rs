@@ -7,6 +7,7 @@ use micabox::{BindSource, Image, Mount, MountSource, Tmpfs};
 use super::sandbox::SandboxArgs;
 use super::{boolean, bytes};
 use crate::failure::Failure;
+use crate::umask;
 
 /// A value of `--mount`.
 #[derive(Clone, Debug)]
@@ -62,8 +63,10 @@ fn make_missing(mount: &Mount) -> Result<(), Failure> {
         return Ok(());
     };
     match std::fs::symlink_metadata(source) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::create_dir_all(source)
-            .map_err(|error| Failure::new(format!("cannot make the folder `{source}`: {error}"))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => umask::with_users(|| {
+            std::fs::create_dir_all(source)
+        })
+        .map_err(|error| Failure::new(format!("cannot make the folder `{source}`: {error}"))),
         _ => Ok(()),
     }
 }
