@@ -13,8 +13,8 @@ mod supervise;
 pub mod terminal;
 
 pub use flags::{
-    Args, Cpus, MachineArgs, Net, SandboxArgs, cpus, disk_rate, duration, memory, net_rate,
-    processes,
+    Args, Bound, Cpus, MachineArgs, Net, Pulls, SandboxArgs, Taken, cpus, disk_rate, duration,
+    memory, net_rate, processes,
 };
 pub use keys::{DEFAULT as DETACH_KEYS, Keys};
 pub use refused::refusal;
@@ -109,7 +109,7 @@ fn run(args: Args) -> Outcome {
         is_detached: flags.detach,
         is_stopped: false,
         cancel: cancel.clone(),
-        progress: None,
+        pulls: Pulls::default(),
     }
     .prepare()?;
     args.sandbox.machine.say_what_is_shared();
