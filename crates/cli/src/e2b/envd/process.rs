@@ -334,6 +334,8 @@ impl Start {
         };
         let mut command = served.sandbox.command(&overrides)?;
         login::keep_path(&mut command);
+        // An account's own is made.
+        command.make_workdir = config.cwd.is_none();
         command.tty = self.pty.map(|pty| pty.size.into());
         command.stdin = self.pty.is_some() || self.stdin.unwrap_or(true);
         Ok(command)
