@@ -300,6 +300,7 @@ impl Owner {
         for client in broken {
             self.copy_broken(id, client);
         }
+        self.drop_of_killed(id);
     }
 
     /// Handles the descriptor of an output's copy that is writable, or that nothing reads any more.
