@@ -44,10 +44,13 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// Fails if a sandbox would have more of this machine than is allowed.
-    pub fn check(&self, wanted: &Wanted) -> Result<(), Failure> {
+    /// Fails if a sandbox would have more of this machine than is allowed, and sees to it that it gets no more.
+    pub fn bound(&self, wanted: &mut Wanted) -> Result<(), Failure> {
         for option in &wanted.given {
             self.check_option(option, &wanted.sandbox.taken_by(option))?;
+        }
+        if !self.allow_host_network && wanted.given.iter().any(|option| option == "net-allow") {
+            wanted.sandbox.open_nothing();
         }
         Ok(())
     }

@@ -78,8 +78,8 @@ impl Tool for CreateSandbox {
         let cancel = Cancel::default();
         let cancelled = cancel.clone();
         let _watch = call.when_cancelled(move || cancelled.cancel());
-        let wanted = flags::parse(&create)?;
-        server.allowed.check(&wanted)?;
+        let mut wanted = flags::parse(&create)?;
+        server.allowed.bound(&mut wanted)?;
         let _places = server.made.reserve(1, server)?;
         let told = of_pulls(call.steps());
         let pulls = Pulls {

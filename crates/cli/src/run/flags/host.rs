@@ -80,6 +80,13 @@ impl SandboxArgs {
             _ => Taken::Unknown,
         }
     }
+
+    /// Has the rules for the network narrow what is open, and open nothing: also an address that becomes this machine's
+    /// later stays closed.
+    pub fn open_nothing(&mut self) {
+        let narrower = self.net_narrower.get_or_insert_default();
+        narrower.allow.append(&mut self.net_allow);
+    }
 }
 
 fn shown(path: &std::path::Path) -> String {
@@ -154,6 +161,16 @@ mod tests {
         }
         let port = Taken::Port("0.0.0.0:0:80/tcp".to_owned());
         assert_eq!(taken("publish", "0.0.0.0:0:80"), port);
+    }
+
+    #[test]
+    fn rules_that_open_nothing_narrow() {
+        let words = ["run", "--net-allow=10.0.0.1", "--net-deny=10.0.0.2"];
+        let mut sandbox = Cli::try_parse_from(words).unwrap().sandbox;
+        let allowed = sandbox.net_allow.clone();
+        sandbox.open_nothing();
+        assert!(sandbox.net_allow.is_empty() && sandbox.net_deny.len() == 1);
+        assert_eq!(sandbox.net_narrower.unwrap().allow, allowed);
     }
 
     #[test]
