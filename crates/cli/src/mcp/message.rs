@@ -12,6 +12,17 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
+/// The methods whose parameters are checked here.
+const METHODS: [&str; 7] = [
+    "initialize",
+    "ping",
+    "resources/list",
+    "resources/read",
+    "resources/templates/list",
+    "tools/call",
+    "tools/list",
+];
+
 /// What a line is.
 #[derive(Debug)]
 pub enum Line {
@@ -109,11 +120,12 @@ fn one(line: &[u8], head: Head) -> Line {
         }
         Ok(message) if !is_request => Line::Message(Box::new(message)),
         Err(error) if is_request => {
-            let is_json = error.is_data();
-            let code = if is_json {
-                ErrorCode::INVALID_REQUEST
-            } else {
-                ErrorCode::PARSE_ERROR
+            let is_known = matches!(&head.method, Some(Value::String(name)) if METHODS.contains(&name.as_str()));
+            // What is left of it are its parameters.
+            let code = match (error.is_data(), is_known) {
+                (false, _) => ErrorCode::PARSE_ERROR,
+                (true, true) => ErrorCode::INVALID_PARAMS,
+                (true, false) => ErrorCode::METHOD_NOT_FOUND,
             };
             let why = format!("the request can't be read: {error}");
             Line::Refused(vec![refusal(id.as_ref(), code, &why)])
@@ -136,9 +148,7 @@ fn wrong_parameters(request: &CustomRequest) -> Option<String> {
         "initialize" => why::<InitializeRequestParams>(request),
         "tools/call" => why::<CallToolRequestParams>(request),
         "resources/read" => why::<ReadResourceRequestParams>(request),
-        "ping" | "tools/list" | "resources/list" | "resources/templates/list" => {
-            why::<PaginatedRequestParams>(request)
-        }
+        method if METHODS.contains(&method) => why::<PaginatedRequestParams>(request),
         _ => return None,
     };
     Some(format!("the parameters of {}: {why}", request.method))
@@ -300,6 +310,10 @@ mod tests {
                 -32602,
             ),
             (
+                r#"{"jsonrpc":"2.0","id":7,"method":"no/such","params":[1]}"#.to_owned(),
+                -32601,
+            ),
+            (
                 r#"{"jsonrpc":"1.0","id":7,"method":"ping"}"#.to_owned(),
                 -32600,
             ),
@@ -383,7 +397,7 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a"}}"#,
-            r#"{"jsonrpc":"2.0","id":1,"method":"no/such","params":[1]}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"no/such","params":{"a":1}}"#,
             r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#,
         ] {
             assert!(
