@@ -36,7 +36,7 @@ func (sandbox *Sandbox) Dial() (*Conn, error) {
 // Run runs a command as the image has it, and returns its exit code.
 func (sandbox *Sandbox) Run(streams Streams, argv ...string) (int, error) {
 	exec := map[string]any{"argv": argv}
-	for _, name := range []string{"env", "workdir", "user", "confinement"} {
+	for _, name := range []string{"env", "workdir", "make_workdir", "user", "confinement"} {
 		exec[name] = sandbox.Record.Defaults[name]
 	}
 	return sandbox.exec(streams, exec)

@@ -28,7 +28,7 @@ const MESSAGE_MAX: usize = 2000;
 const INDENT: &str = "      ";
 
 /// A failed command.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Failure {
     /// What failed and why, in one line.
     message: String,
@@ -231,9 +231,16 @@ macro_rules! from_words {
 
 impl From<micabox_transfer::PullError> for Failure {
     fn from(error: micabox_transfer::PullError) -> Self {
-        let cancelled = matches!(error, micabox_transfer::PullError::Cancelled { .. });
+        use micabox_transfer::PullError as Pull;
+        let kind = match &error {
+            Pull::Cancelled { .. } => Some(ErrorKind::Cancelled),
+            Pull::Never { .. } => Some(ErrorKind::NotFound),
+            Pull::Registry(failed) if failed.reason.is_missing() => Some(ErrorKind::NotFound),
+            Pull::Registry(failed) if failed.reason.is_outage() => Some(ErrorKind::Unreachable),
+            _ => None,
+        };
         Self {
-            kind: cancelled.then_some(ErrorKind::Cancelled),
+            kind,
             ..Self::of(&error)
         }
     }

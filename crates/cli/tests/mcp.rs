@@ -14,9 +14,11 @@ use serde_json::{Value, json};
 use support::host::assert_forked;
 use support::{Home, PATIENCE, wait_until};
 
-const TOOLS: [&str; 11] = [
+const TOOLS: [&str; 13] = [
     "create_sandbox",
     "run_command",
+    "read_output",
+    "kill_command",
     "read_file",
     "write_file",
     "list_files",
@@ -182,19 +184,202 @@ fn tools_that_fail_say_why_and_what_to_do() {
         let (code, words) = client.error("resources/read", json!({"uri": uri}));
         assert!(code == -32002 && words.contains("no "), "{code} {words}");
     }
-    // What is no JSON is passed over; what is no message is refused.
-    client
-        .stdin
-        .as_mut()
-        .unwrap()
-        .write_all(b"{\n\n[]\n")
-        .unwrap();
-    assert_eq!(client.receive()["error"]["code"], -32600);
     assert_eq!(
         client.tool("list_sandboxes", json!({})),
         json!({"sandboxes": []})
     );
     client.end();
+    home.assert_nothing_left();
+}
+
+#[test]
+fn whatever_a_client_sends_is_answered() {
+    let home = Home::new();
+    let mut client = Client::new(&home);
+    let call = |id: u64, arguments: &str| {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"read_file","arguments":{arguments}}}}}"#
+        )
+    };
+    let mut long = br#"{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":""#.to_vec();
+    long.resize(17 << 20, b'a');
+    for (line, id, code) in [
+        (&b"{not json"[..], json!(null), -32700),
+        (b"\xff\xfe{}", json!(null), -32700),
+        (&long, json!(null), -32700),
+        (b"[]", json!(null), -32600),
+        (
+            br#"[{"jsonrpc":"2.0","id":71,"method":"ping"}]"#,
+            json!(71),
+            -32600,
+        ),
+        (
+            call(72, r#"{"sandbox":"none","path":"/caf\udce9"}"#).as_bytes(),
+            json!(72),
+            -32700,
+        ),
+        (call(73, r#""x""#).as_bytes(), json!(73), -32602),
+        (
+            br#"{"jsonrpc":"2.0","id":74,"method":"tools/call"}"#,
+            json!(74),
+            -32602,
+        ),
+        (
+            br#"{"jsonrpc":"2.0","id":75,"method":"none"}"#,
+            json!(75),
+            -32601,
+        ),
+    ] {
+        client.write(line);
+        client.write(b"\n");
+        let answer = client.receive();
+        assert_eq!(
+            (&answer["id"], &answer["error"]["code"]),
+            (&id, &json!(code)),
+            "{answer}"
+        );
+    }
+    // Of two requests with one ID the second is refused, and the first one answered; and so is a last line without an
+    // end.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let registry = silent.local_addr().unwrap().to_string();
+    client.end();
+    let mut client = Client::allowed(&home, &["--allow-registry", &registry]);
+    let image = json!({"image": format!("{registry}/x")});
+    let create = json!({"name": "create_sandbox", "arguments": image});
+    let id = client.request("tools/call", &create);
+    let (asked, _) = silent.accept().unwrap();
+    let again = json!({"jsonrpc": "2.0", "id": id, "method": "ping"});
+    client.send(&again);
+    let refused = client.receive();
+    assert_eq!(
+        (&refused["id"], &refused["error"]["code"]),
+        (&json!(id), &json!(-32600))
+    );
+    let cancel = json!({"requestId": id});
+    client.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}));
+    drop(asked);
+    client.send(&again);
+    assert_eq!(client.receive()["result"], json!({}));
+    client.write(again.to_string().as_bytes());
+    drop(client.stdin.take());
+    assert_eq!(client.receive()["result"], json!({}));
+    client.end();
+    home.assert_nothing_left();
+}
+
+#[test]
+fn a_session_begins_whatever_comes_first() {
+    let home = Home::new();
+    let mut process = home.mica(&["mcp"]);
+    let process = process.stdin(std::process::Stdio::piped());
+    let mut process = process
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = process.stdin.take().unwrap();
+    let info = json!({"name": "test", "version": "1"});
+    let hello = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": info});
+    let lines = [
+        "nonsense".to_owned(),
+        json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string(),
+        json!({"jsonrpc": "2.0", "id": 1, "result": {}}).to_string(),
+        json!({"jsonrpc": "2.0", "id": 2, "method": "initialize"}).to_string(),
+        json!({"jsonrpc": "2.0", "id": 3, "method": "tools/list"}).to_string(),
+        json!({"jsonrpc": "2.0", "id": 4, "method": "initialize", "params": hello}).to_string(),
+    ];
+    stdin.write_all(lines.join("\n").as_bytes()).unwrap();
+    drop(stdin);
+    let mut said = String::new();
+    process
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
+    let answers = said.lines().map(|line| {
+        let answer: Value = serde_json::from_str(line).unwrap();
+        (answer["id"].clone(), answer["error"]["code"].as_i64())
+    });
+    let expected = [
+        (json!(null), Some(-32700)),
+        (json!(2), Some(-32602)),
+        (json!(3), Some(-32602)),
+        (json!(4), None),
+    ];
+    assert_eq!(answers.collect::<Vec<_>>(), expected, "{said}");
+    assert!(process.wait().unwrap().success());
+}
+
+#[test]
+fn what_reaches_this_machine_or_its_network_is_refused_unless_a_flag_allows_it() {
+    let home = Home::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let registry = listener.local_addr().unwrap().to_string();
+    let option = |name: &str, value: Value| json!({"image": "box", "options": {name: value}});
+    let image = format!("{registry}/x:tag");
+    let mounted = format!("type=image,source={image},target=/x");
+    let cases = [
+        (
+            option("net-allow", json!(["127.0.0.1"])),
+            "--allow-host-network",
+        ),
+        (
+            option("net_allow", json!("127.0.0.0/8:80")),
+            "--allow-host-network",
+        ),
+        (
+            option("net-allow=169.254.169.254", json!(true)),
+            "--allow-host-network",
+        ),
+        (
+            option("dns", json!("127.0.0.1:5353")),
+            "--allow-host-network",
+        ),
+        (option("publish", json!(["0:80"])), "--allow-publish"),
+        (
+            option("publish=0.0.0.0:0:80/udp", json!(true)),
+            "--allow-publish",
+        ),
+        (
+            option("nested-virtualization", json!(true)),
+            "--allow-host-backend",
+        ),
+        (json!({"image": image}), "--allow-registry"),
+        (
+            json!({"image": image, "options": {"pull": "always"}}),
+            "--allow-registry",
+        ),
+        (
+            json!({"image": image, "network": false}),
+            "--allow-registry",
+        ),
+        (option("mount", json!(mounted)), "--allow-registry"),
+        (
+            json!({"image": "ghcr.io/team/box"}),
+            "--allow-registry ghcr.io",
+        ),
+    ];
+    let flags = [
+        "--allow-host-paths",
+        "--allow-host-backend",
+        "--allow-host-network",
+        "--allow-publish",
+    ];
+    for (arguments, flag) in &cases {
+        // With all flags but the one that it needs.
+        let others: Vec<_> = flags.into_iter().filter(|other| other != flag).collect();
+        let mut client = Client::allowed(&home, &others);
+        let said = client.refused("create_sandbox", arguments.clone());
+        assert!(
+            said.contains(&format!("`mica mcp {flag}")),
+            "{arguments}: {said}"
+        );
+        client.end();
+    }
+    // Nothing was connected to.
+    assert!(listener.accept().is_err());
     home.assert_nothing_left();
 }
 
@@ -254,8 +439,9 @@ fn a_cancelled_creation_ends_its_pull() {
     let home = Home::new();
     // It accepts, and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let image = format!("{}/x", silent.local_addr().unwrap());
-    let mut client = Client::new(&home);
+    let registry = silent.local_addr().unwrap().to_string();
+    let image = format!("{registry}/x");
+    let mut client = Client::allowed(&home, &["--allow-registry", &registry]);
     let create = json!({"name": "create_sandbox", "arguments": {"image": image}});
     let number = client.request("tools/call", &create);
     let (mut asked, _) = silent.accept().unwrap();
@@ -320,9 +506,20 @@ fn commands_have_results_progress_and_an_end() {
         json!({"sandbox": "it", "command": "cat; echo $A $B >&2; id -u; pwd; exit 3", "stdin": "in\n",
             "env": {"B": "c"}, "user": "app", "workdir": "/tmp"}),
     );
-    let expected = json!({"exit_code": 3, "timed_out": false, "stdout": "in\n1000\n/tmp\n", "stderr": "b c\n",
-        "stdout_left_out": 0, "stderr_left_out": 0});
+    let expected = json!({"command": null, "running": false, "exit_code": 3, "timed_out": false,
+        "stdout": "in\n1000\n/tmp\n", "stderr": "b c\n", "stdout_left_out": 0, "stderr_left_out": 0,
+        "stdout_is_utf8": true, "stderr_is_utf8": true});
     assert_eq!(ran, expected);
+    // As a model reads it.
+    let both = json!({"sandbox": "it", "command": "echo one; printf '\\377\\n' >&2; exit 3"});
+    let text = client.text("run_command", both);
+    assert_eq!(
+        text,
+        "exit code 3\n\nstdout:\none\n\n\nstderr (bytes that are not UTF-8 are replaced):\n\u{fffd}\n"
+    );
+    let wrong = json!({"sandbox": "it", "command": "true", "workdir": "/opt/typo"});
+    let said = client.refused("run_command", wrong);
+    assert!(said.contains("/opt/typo: no such file"), "{said}");
     let said = client.refused("run_command", json!({"sandbox": id, "argv": ["no-such"]}));
     assert!(
         said.starts_with("no-such: executable file not found"),
@@ -333,17 +530,28 @@ fn commands_have_results_progress_and_an_end() {
     let slowly = "for i in 1 2 3; do echo step $i; sleep 0.2; done";
     let (ran, steps) = client.watched("run_command", json!({"sandbox": id, "command": slowly}));
     assert_eq!(ran["stdout"], "step 1\nstep 2\nstep 3\n");
-    let said: Vec<_> = steps
+    let mut said: Vec<_> = steps
         .iter()
-        .map(|step| step["message"].as_str().unwrap())
+        .filter_map(|step| step["message"].as_str())
         .collect();
+    // What is silent for long is told of again.
+    said.dedup();
     assert_eq!(said, ["step 1", "step 2", "step 3"]);
+    // One that says nothing is told of all the same.
+    let silent = json!({"sandbox": id, "command": "exec sleep 1000"});
+    let call = json!({"name": "run_command", "arguments": silent, "_meta": {"progressToken": 7}});
+    let number = client.request("tools/call", &call);
+    let mut progress = || client.receive()["params"]["progress"].as_f64().unwrap();
+    let (first, second) = (progress(), progress());
+    assert!(first < second, "{first} {second}");
+    let cancel = json!({"requestId": number});
+    client.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}));
 
     // What a sandbox sends is bounded.
     let much = "seq 1000000; printf '\\033[2J%01000d\\n' 0 >&2";
     let (ran, steps) = client.watched("run_command", json!({"sandbox": id, "command": much}));
     let stdout = ran["stdout"].as_str().unwrap();
-    assert!(stdout.len() < 70_000, "{}", stdout.len());
+    assert!(stdout.len() < 33_000, "{}", stdout.len());
     assert!(stdout.starts_with("1\n2\n") && stdout.ends_with("\n1000000\n"));
     let left_out = ran["stdout_left_out"].as_u64().unwrap();
     assert!(stdout.contains(&format!("[... {left_out} bytes left out ...]")));
@@ -375,6 +583,70 @@ fn commands_have_results_progress_and_an_end() {
         client.sh(&id, "ps | grep '[s]leep 100'").0 == 1
     });
     assert!(started.elapsed() < PATIENCE);
+    client.end();
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn commands_go_on_in_the_background_and_are_read_later() {
+    let home = Home::new();
+    let mut client = Client::new(&home);
+    let id = client.create("it");
+    let run = |script: &str| json!({"sandbox": id, "command": script, "background": true});
+    let waits = "mkfifo /tmp/f; echo begun; read line </tmp/f; echo $line; exec sleep 1003";
+    let begun = client.tool("run_command", run(waits));
+    assert_eq!(
+        (&begun["running"], &begun["exit_code"]),
+        (&json!(true), &json!(null))
+    );
+    let number = begun["command"].as_u64().unwrap();
+    let mut said = begun["stdout"].as_str().unwrap().to_owned();
+    let mut read = |client: &mut Client, until: &str| {
+        wait_until("it is read", || {
+            let news = client.tool("read_output", json!({"command": number}));
+            assert_eq!(news["running"], true, "{news}");
+            said.push_str(news["stdout"].as_str().unwrap());
+            said == until
+        });
+    };
+    read(&mut client, "begun\n");
+    client.sh(&id, "echo more >/tmp/f");
+    read(&mut client, "begun\nmore\n");
+    let killed = client.tool("kill_command", json!({"command": number}));
+    assert_eq!(
+        (&killed["running"], &killed["exit_code"]),
+        (&json!(false), &json!(137))
+    );
+    // Its end can be read again.
+    let again = client.tool("read_output", json!({"command": number, "wait": 60}));
+    assert_eq!(again["exit_code"], 137);
+    // One that ends is waited for; its output is bounded while nothing reads it.
+    let much = client.tool("run_command", run("seq 1000000; exit 5"));
+    let much = client.tool(
+        "read_output",
+        json!({"command": much["command"], "wait": 60}),
+    );
+    assert_eq!(much["exit_code"], 5);
+    let said = much["stdout"].as_str().unwrap();
+    assert!(
+        said.len() < 33_000 && said.ends_with("\n1000000\n"),
+        "{}",
+        said.len()
+    );
+    let unknown = client.refused("read_output", json!({"command": 99}));
+    assert!(unknown.contains("no command 99"), "{unknown}");
+    let wrong = client.refused("kill_command", json!({"command": number, "signal": "NONE"}));
+    assert!(wrong.contains("no such signal"), "{wrong}");
+    // They end with the session, in a sandbox that does not.
+    client.tool("run_command", run("exec sleep 1004"));
+    client.tool("keep_sandbox", json!({"sandbox": id}));
+    client.end();
+    let mut client = Client::new(&home);
+    wait_until("it is gone", || {
+        client.sh("it", "ps | grep '[s]leep 1004'").0 == 1
+    });
+    client.tool("stop_sandbox", json!({"sandbox": "it", "grace": 0}));
     client.end();
     home.assert_nothing_left();
 }
@@ -557,7 +829,8 @@ fn a_pull_has_progress() {
     home.output(&["tag", "box", &name]).ok();
     home.output(&["push", &name]).ok();
     let elsewhere = Home::empty();
-    let mut client = Client::new(&elsewhere);
+    let flags = ["--allow-host-backend", "--allow-registry", &registry.host()];
+    let mut client = Client::allowed(&elsewhere, &flags);
     let create = json!({"image": name, "network": false, "options": {"backend": "host"}});
     let (made, steps) = client.watched("create_sandbox", create);
     assert!(!steps.is_empty());

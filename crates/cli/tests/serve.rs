@@ -25,7 +25,10 @@ type Frame = (u32, u8, Vec<u8>);
 
 impl Client {
     fn new(home: &Home) -> Self {
-        let mut process = home.mica(&["serve", "--stdio"]);
+        Self::begin(home, home.mica(&["serve", "--stdio"]))
+    }
+
+    fn begin(home: &Home, mut process: std::process::Command) -> Self {
         let process = process.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = process.spawn().unwrap();
         let (stdin, stdout) = (process.stdin.take(), process.stdout.take().unwrap());
@@ -195,7 +198,18 @@ fn requests_that_can_not_be_met_say_why() {
     let mut client = Client::new(&home);
     for (number, (image, options, kind, words)) in (1..).zip([
         ("none", json!({"pull": "never"}), "not_found", "none"),
-        ("box", json!({"memory": "lots"}), "invalid", "lots"),
+        (
+            "box",
+            json!({"memory": "lots"}),
+            "invalid",
+            "option `memory` can't be `lots`: expected a number",
+        ),
+        (
+            "box",
+            json!({"from": "x", "upper": "disk"}),
+            "invalid",
+            "`from`",
+        ),
         ("box", json!({"tty": true}), "invalid", "`tty`"),
         ("box", json!({"no-such": 1}), "invalid", "`no-such`"),
         ("box", json!({"env": [["a"]]}), "invalid", "`env`"),
@@ -211,7 +225,7 @@ fn requests_that_can_not_be_met_say_why() {
         assert_eq!(failed["type"], "failed", "{failed}");
         let message = failed["message"].as_str().unwrap();
         assert!(
-            message.contains(words) && !message.contains("Usage"),
+            message.contains(words) && !message.contains("Usage") && message.trim() == message,
             "{failed}"
         );
         if image != "--privileged" {
@@ -338,6 +352,28 @@ fn a_pull_says_how_far_it_is_in_lines_of_json() {
     let last = json!({"type": "progress", "phase": "done", "done": 0, "total": 0, "layers": []});
     assert_eq!(reports.last(), Some(&last));
     assert!(pull("--progress=auto").is_empty());
+}
+
+#[test]
+fn an_image_that_is_missing_is_told_from_a_registry_that_is() {
+    let home = Home::new();
+    let config = home.path().join("config.toml");
+    std::fs::write(&config, "[transfer]\nattempts = 1\n").unwrap();
+    let mut mica = home.mica(&["serve", "--stdio"]);
+    mica.env("MICABOX_CONFIG", &config);
+    let mut client = Client::begin(&home, mica);
+    let registry = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = format!("{}/x", registry.local_addr().unwrap());
+    let create = json!({"type": "create", "image": name});
+    client.request(1, &create);
+    let (mut asked, _) = registry.accept().unwrap();
+    let none = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    asked.read(&mut [0; 4096]).unwrap();
+    asked.write_all(none).unwrap();
+    drop((asked, registry));
+    assert_eq!(client.answer(1)["kind"], "not_found");
+    assert_eq!(client.ask(2, &create)["kind"], "unreachable");
+    client.end();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::Path;
 use host::{Host, Run, command};
 use micabox_file::{FileKind, Timestamp};
 use micabox_wire::files::{
-    Existing, FILES, FileChange, FileEntry, FileReply, FileRequest, FileStat,
+    Existing, FILES, FileChange, FileEntry, FilePiece, FileReply, FileRequest, FileStat,
 };
 use micabox_wire::{Decoder, Exec, ExitStatus, StartFailure, ToGuest, ToHost};
 use rustix::io::Errno;
@@ -162,6 +162,78 @@ fn files_are_read_and_written_in_any_way() {
     match &*replies(&full.stderr) {
         [FileReply::Failed(failed)] => assert_eq!(failed.errno, Errno::NOSPC.raw_os_error()),
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn many_files_are_written_by_one_operation() {
+    let place = tempfile::tempdir().unwrap();
+    let request = FileRequest::WriteMany {
+        existing: Existing::Truncate,
+        mode: 0o640,
+        parents: true,
+    };
+    let mut input = Vec::new();
+    let mut add = |path: &str, data: &[u8], continues| {
+        let piece = FilePiece {
+            path: bytes(&place.path().join(path)),
+            size: data.len() as u64,
+            continues,
+        };
+        micabox_wire::encode(&piece, &mut input).unwrap();
+        input.extend_from_slice(data);
+    };
+    let big = vec![7; 300_000];
+    for n in 0..500 {
+        add(
+            &format!("deep/{}/{n}", n % 7),
+            n.to_string().as_bytes(),
+            false,
+        );
+    }
+    add("big", &big, false);
+    add("", &big, true);
+    add("empty", b"", false);
+    add("deep/0/0", b"last", false);
+    let run = Host::new().run_with(operation(&request), &input);
+    assert_eq!(run.status(), ExitStatus::Exited(0), "{run:?}");
+    let read = |path: &str| fs::read(place.path().join(path)).unwrap();
+    assert_eq!(read("deep/2/499"), b"499");
+    assert_eq!(read("deep/0/0"), b"last");
+    assert_eq!(read("big").len(), 600_000);
+    assert_eq!(read("empty"), b"");
+    let mode = fs::metadata(place.path().join("empty"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o7777, 0o640);
+
+    // It ends at the first that fails, and names it.
+    let mut input = Vec::new();
+    for path in ["before", "before/below", "after"] {
+        let path = bytes(&place.path().join(path));
+        let piece = FilePiece {
+            path,
+            size: 1,
+            continues: false,
+        };
+        micabox_wire::encode(&piece, &mut input).unwrap();
+        input.push(b'x');
+    }
+    let run = Host::new().run_with(operation(&request), &input);
+    assert_eq!(run.status(), ExitStatus::Exited(1));
+    match &*replies(&run.stderr) {
+        [FileReply::Failed(failed)] => {
+            assert_eq!(failed.errno, Errno::NOTDIR.raw_os_error());
+            assert!(failed.path.ends_with(b"before/below"), "{failed:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(read("before"), b"x");
+    assert!(!place.path().join("after").exists());
+    for input in [&b"\x05\0\0\0hello"[..], b"\x05\0", b"\xff\xff\xff\xff"] {
+        let run = Host::new().run_with(operation(&request), input);
+        assert_eq!(run.status(), ExitStatus::Exited(1), "{input:?}");
     }
 }
 

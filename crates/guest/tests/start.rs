@@ -185,11 +185,17 @@ fn the_environment_is_the_hosts_and_dockers() {
 }
 
 #[test]
-fn the_working_directory_is_made_if_missing() {
+fn a_working_directory_that_is_missing_is_made_if_wanted_and_refused_otherwise() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("made/for/this");
     let mut spec = shell("pwd; stat -c %a .");
     spec.cwd = format!("{}/./x/..", path.display()).into_bytes();
+    let run = Host::new().run(spec.clone());
+    let failure = run.failure();
+    assert_eq!(failure.reason, StartFailure::BadWorkdir);
+    assert!(failure.message.contains("no such file"), "{failure:?}");
+    assert!(!directory.path().join("made").exists());
+    spec.make_cwd = true;
     let run = Host::new().run(spec);
     assert_eq!(run.text(), format!("{}\n755\n", path.display()));
     let run = Host::new().run(command(&["pwd"]));

@@ -16,8 +16,11 @@ pub struct Command {
     /// The environment. The agent adds PATH, HOSTNAME, HOME and, on a terminal, TERM if they are
     /// missing.
     pub env: Vec<(OsString, OsString)>,
-    /// Working directory, absolute; made if missing. Empty means `/`.
+    /// Working directory, absolute. Empty means `/`.
     pub workdir: OsString,
+    /// Whether the working directory is made if it is missing, as `docker run` does; otherwise the command does
+    /// not start then, as with `docker exec`.
+    pub make_workdir: bool,
     /// `name`, `uid`, `name:group` and so on, resolved in the image. Empty means root.
     pub user: String,
     /// The size of the terminal that replaces the pipes, if there is one.
@@ -95,6 +98,7 @@ impl Command {
     pub fn from_image(image: &Config, overrides: &Overrides) -> Result<Self, CommandError> {
         let mut command = Self::in_image(image, overrides)?;
         command.argv = argv(image, overrides);
+        command.make_workdir = true;
         match command.argv.first() {
             None => Err(CommandError::Nothing),
             Some(program) if program.is_empty() => Err(CommandError::EmptyProgram),
@@ -103,15 +107,18 @@ impl Command {
     }
 
     /// Makes the command that `docker exec` makes of it: the image's environment, user and
-    /// directory, without its Entrypoint and Cmd.
+    /// directory, without its Entrypoint and Cmd. Only the image's own directory is made if it is missing.
     ///
     /// # Errors
     /// [`CommandError::RelativeWorkdir`].
     pub fn in_image(image: &Config, overrides: &Overrides) -> Result<Self, CommandError> {
+        let own = workdir(image, None)?;
+        let workdir = workdir(image, overrides.workdir.as_deref())?;
         Ok(Self {
             argv: overrides.args.clone(),
             env: environment(image, &overrides.env),
-            workdir: workdir(image, overrides.workdir.as_deref())?,
+            make_workdir: overrides.workdir.is_none() || own == workdir,
+            workdir,
             user: overrides
                 .user
                 .clone()
@@ -135,6 +142,7 @@ impl Command {
         Ok(Self {
             argv: overrides.args.clone(),
             env,
+            make_workdir: workdir == first.workdir,
             workdir,
             user: overrides.user.clone().unwrap_or(first.user.clone()),
             tty: None,
@@ -180,6 +188,7 @@ impl TryFrom<&Command> for Exec {
                 .map(|(name, value)| (text(name), text(value)))
                 .collect(),
             workdir: text(&command.workdir),
+            make_workdir: command.make_workdir,
             user: command.user.clone(),
             confinement: change_to(&command.confinement),
             tty: command.tty,
@@ -380,6 +389,17 @@ mod tests {
             (command.user.as_str(), command.workdir.to_str()),
             ("0", Some("/tmp"))
         );
+        // A sandbox's own directory is made, one that a later command names is not.
+        assert!(plain.make_workdir && command.make_workdir);
+        let is_made = |overrides: &Overrides| {
+            let beside = Command::beside(&plain, overrides).unwrap();
+            let inside = Command::in_image(&image(), overrides).unwrap();
+            (beside.make_workdir, inside.make_workdir)
+        };
+        assert_eq!(is_made(&Overrides::default()), (true, true));
+        assert_eq!(is_made(&overrides), (false, false));
+        overrides.workdir = Some("/srv".into());
+        assert_eq!(is_made(&overrides), (true, true));
         overrides.workdir = Some("tmp".into());
         assert_eq!(
             Command::from_image(&image(), &overrides),

@@ -63,11 +63,18 @@ struct StoredCommand {
     env: Vec<(OsString, OsString)>,
     #[serde(with = "text")]
     workdir: OsString,
+    #[serde(default = "yes")]
+    make_workdir: bool,
     user: String,
     tty: Option<TtySize>,
     stdin: bool,
     #[serde(default)]
     confinement: Confinement,
+}
+
+/// What commands did before they said it.
+fn yes() -> bool {
+    true
 }
 
 /// Bytes of an argument or a path: text as a rule, which JSON can hold as a string.
@@ -173,6 +180,7 @@ mod tests {
                 argv: vec!["sh".into(), odd.clone()],
                 env: vec![("A".into(), odd), ("B".into(), "ü".into())],
                 workdir: "/srv".into(),
+                make_workdir: false,
                 user: "app".into(),
                 tty: Some(TtySize {
                     rows: 24,

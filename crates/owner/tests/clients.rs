@@ -110,6 +110,36 @@ fn a_reader_gives_credit_and_one_that_is_gone_does_too() {
 }
 
 #[test]
+fn a_command_that_is_killed_ends_though_its_output_is_not_granted() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let id = start(&mut client, &mut fixture.guest, framed(), 0);
+    fixture.guest.output(id, &[b'x'; MAX_DATA]);
+    client
+        .request(1, &Request::Signal { signal: 9 }, &[])
+        .unwrap();
+    let killed = ToGuest::SignalGroup { id, signal: 9 };
+    assert_eq!(fixture.guest.receive(), killed);
+    // What was granted is sent; the guest may send the rest, which is dropped.
+    for _ in 1..WINDOW as usize / MAX_DATA {
+        fixture.guest.output(id, &[b'x'; MAX_DATA]);
+    }
+    let credit = ToGuest::Credit {
+        id,
+        stream: OutputStream::Stdout,
+        bytes: WINDOW,
+    };
+    assert_eq!(fixture.guest.receive(), credit);
+    fixture.guest.output(id, b"rest");
+    end(&mut fixture, id, 0);
+    let mut received = 0;
+    while received < WINDOW as usize {
+        received += output(&mut client).len();
+    }
+    assert_eq!(reply(&mut client, 1), exited(0));
+}
+
+#[test]
 fn stdin_in_frames_keeps_to_its_window() {
     let mut fixture = Fixture::booted();
     let mut client = fixture.connect();

@@ -219,8 +219,17 @@ impl Reason {
         }
     }
 
+    /// Returns whether there is no such image, as far as the registry says.
+    pub fn is_missing(&self) -> bool {
+        match self {
+            Self::GaveUp { last, .. } => last.is_missing(),
+            Self::NoImage(_) | Self::Unauthorized(Unauthorized::Anonymous(_)) => true,
+            _ => false,
+        }
+    }
+
     /// Returns whether the host as a whole is unusable at the moment.
-    pub(crate) fn is_outage(&self) -> bool {
+    pub fn is_outage(&self) -> bool {
         match self {
             Self::GaveUp { last, .. } => last.is_outage(),
             Self::Tls(_) => true,

@@ -32,6 +32,9 @@ pub struct PullOptions {
     pub credentials: Credentials,
     /// Cancels the pull from elsewhere.
     pub cancellation: Cancellation,
+    /// Whether a layer that its registry lacks may come from where the image's manifest says. Without it, the
+    /// image's author chooses no host that this one connects to.
+    pub layers_from_elsewhere: bool,
 }
 
 impl PullOptions {
@@ -43,6 +46,7 @@ impl PullOptions {
             settings,
             credentials: Credentials::from_environment(),
             cancellation: Cancellation::default(),
+            layers_from_elsewhere: true,
         }
     }
 }
@@ -312,10 +316,13 @@ impl Pull<'_> {
     ) -> Result<(), PullError> {
         let mut diff_ids = HashSet::new();
         // Empty layers occur many times in one image.
-        let layers: Vec<_> = layers
+        let mut layers: Vec<_> = layers
             .into_iter()
             .filter(|layer| diff_ids.insert(layer.diff_id))
             .collect();
+        if !self.options.layers_from_elsewhere {
+            layers.iter_mut().for_each(|layer| layer.urls.clear());
+        }
         let moved: Vec<_> = layers
             .iter()
             .map(|layer| progress::Layer {

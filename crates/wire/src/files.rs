@@ -50,6 +50,15 @@ pub enum FileRequest {
         /// Whether missing parent directories are made.
         parents: bool,
     },
+    /// Writes the files that come on stdin: a [`FilePiece`], framed as replies are, before the bytes of each.
+    WriteMany {
+        /// What becomes of existing files.
+        existing: Existing,
+        /// Permission bits of new files.
+        mode: u16,
+        /// Whether missing parent directories are made.
+        parents: bool,
+    },
     /// Replies with [`FileReply::Stat`].
     Stat {
         /// The file.
@@ -175,6 +184,31 @@ pub enum FileRequest {
         /// Whether everything below the directory is watched.
         recursive: bool,
     },
+}
+
+/// What the bytes behind it are: all of a file, or a part of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilePiece {
+    /// The file.
+    #[serde(with = "text")]
+    pub path: Vec<u8>,
+    /// How many bytes follow.
+    pub size: u64,
+    /// Whether they go on with the file of the piece before, whatever the path is here.
+    #[serde(default)]
+    pub continues: bool,
+}
+
+impl Message for FilePiece {
+    const MAX_FRAME: usize = 64 * 1024;
+
+    fn append(&self, bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
+        append(self, bytes)
+    }
+
+    fn from_frame(frame: &[u8]) -> Result<Self, Error> {
+        from_json(frame, "not a piece of a file")
+    }
 }
 
 /// What becomes of an existing file that is written.

@@ -404,8 +404,11 @@ pub struct Exec {
     /// The environment, names and values. As with Docker, these are added if missing: PATH,
     /// HOSTNAME, HOME from the image's `/etc/passwd`, and TERM on a terminal.
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Working directory inside the image, created if missing; empty means `/`.
+    /// Working directory inside the image; empty means `/`.
     pub cwd: Vec<u8>,
+    /// Whether the working directory is created if it is missing. Otherwise the command does not start:
+    /// [`StartFailure::BadWorkdir`].
+    pub make_cwd: bool,
     /// `name`, `uid`, `name:group`, `uid:gid` and so on, looked up in the image's
     /// `/etc/passwd` and `/etc/group`; empty means root.
     pub user: String,

@@ -32,6 +32,7 @@ from micabox.errors import (
     SandboxNotFoundException,
     SandboxNotRunningException,
     TimeoutException,
+    UnreachableException,
     UnsupportedException,
 )
 from micabox.model.command import (
@@ -67,6 +68,8 @@ from micabox.sync.pty import Pty
 from micabox.sync.sandbox import Sandbox
 from micabox.sync.store import Images, Snapshots, Volumes
 from micabox.sync.watch import WatchHandle
+
+__version__ = "0.1.0"
 
 images = Images()
 volumes = Volumes()
@@ -129,12 +132,14 @@ __all__ = [
     "Snapshots",
     "Stats",
     "TimeoutException",
+    "UnreachableException",
     "UnsupportedException",
     "VolumeInfo",
     "Volumes",
     "WatchHandle",
     "WriteEntry",
     "WriteInfo",
+    "__version__",
     "images",
     "snapshots",
     "volumes",

@@ -65,4 +65,13 @@ def _unpack(name: str, digest: str, place: pathlib.Path) -> None:
 
 def _cache() -> pathlib.Path:
     named = os.environ.get("XDG_CACHE_HOME", "")
-    return pathlib.Path(named) if os.path.isabs(named) else pathlib.Path.home() / ".cache"
+    if os.path.isabs(named):
+        return pathlib.Path(named)
+    try:
+        return pathlib.Path.home() / ".cache"
+    except RuntimeError as error:
+        raise HostException(
+            f"cannot unpack the guest's files: {error}",
+            kind="host",
+            hint="let $XDG_CACHE_HOME name a directory with 20 MB of room, or set $HOME",
+        ) from None

@@ -100,6 +100,10 @@ class NotEnoughSpaceException(SandboxException):
     """A disk is full."""
 
 
+class UnreachableException(SandboxException):
+    """A registry can't be reached, or does not serve at the moment."""
+
+
 class HostException(SandboxException):
     """The host failed, or lacks something that is needed."""
 
@@ -131,6 +135,7 @@ KINDS: dict[str, type[SandboxException]] = {
     "timed_out": TimeoutException,
     "damaged": DamagedException,
     "full": NotEnoughSpaceException,
+    "unreachable": UnreachableException,
     "host": HostException,
     "too_long": InvalidArgumentException,
     "ending": SandboxNotRunningException,

@@ -87,6 +87,11 @@ class Server:
         """The process's ID."""
         return self._process.pid
 
+    @property
+    def has_died(self) -> bool:
+        """Whether the process has ended, which its thread may not have noticed yet."""
+        return self.is_over or self._process.poll() is not None
+
     def _hello(self) -> str:
         while True:
             data = os.read(self._stdout.fileno(), _RECEIVE)
@@ -223,7 +228,8 @@ class _Current:
 def running() -> Server:
     """This process's `mica serve`, which is started if there is none."""
     with _Current.lock:
-        if _Current.server and _Current.server.is_over:
+        # What is asked of one that has died was asked of none.
+        if _Current.server and _Current.server.has_died:
             _Current.server.end()
             _Current.server = None
         if _Current.server is None:

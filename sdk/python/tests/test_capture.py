@@ -35,7 +35,7 @@ class CaptureTest(SandboxTest):
 
     def test_a_handle_s_output_is_taken_raw(self) -> None:
         handle = self.box.commands.run("printf '\\377'", background=True)
-        self.assertEqual(list(handle.raw()), [(0, b"\xff")])
+        self.assertEqual(list(handle.raw()), [(1, b"\xff")])
 
     def test_a_directory_is_packed_and_unpacked(self) -> None:
         self.box.files.write("/packed/deep/file", "x")

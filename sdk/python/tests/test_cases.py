@@ -1,6 +1,7 @@
 """Wrong input, and ends at bad moments: the table that all SDKs share, sdk/cases.json."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -182,7 +183,10 @@ class _Case:
             case "command_killed_by_another":
                 Sandbox.connect(self.box.name).commands.kill(self.runs()[0])
             case "helper_killed":
-                os.kill(server.running().pid, signal.SIGKILL)
+                helper = server.running().pid
+                os.kill(helper, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):  # another thread knows already
+                    os.waitid(os.P_PID, helper, os.WEXITED | os.WNOWAIT)
             case other:
                 raise AssertionError(other)
 

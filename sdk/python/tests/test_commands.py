@@ -57,6 +57,7 @@ class CommandsTest(SandboxTest):
         self.assertEqual(result.stdout, "ä�")
 
     def test_variables_user_and_directory_can_be_set(self) -> None:
+        self.box.files.make_dir("/srv/new")
         result = self.box.commands.run(
             'echo "$A $LANG"; pwd; id -un', envs={"A": "ö b"}, cwd="/srv/new", user="strata"
         )
@@ -145,7 +146,14 @@ class CommandsTest(SandboxTest):
         self.assertEqual([out for out, _, _ in handle], ["a\n"])
         self.assertEqual(handle.exit_code, 3)
         handle = self.box.commands.run("echo a; exit 4", background=True)
-        self.assertEqual((list(handle.raw()), handle.exit_code), ([(0, b"a\n")], 4))
+        self.assertEqual((list(handle.raw()), handle.exit_code), ([(1, b"a\n")], 4))
+
+    def test_raw_output_has_the_numbers_of_its_descriptors(self) -> None:
+        handle = self.box.commands.run("echo out; echo err >&2", background=True)
+        self.assertEqual(set(handle.raw()), {(1, b"out\n"), (2, b"err\n")})
+        done = self.box.commands.capture("echo out; echo err >&2")
+        self.assertEqual(set(done.pieces), {(1, b"out\n"), (2, b"err\n")})
+        self.assertEqual((done.stdout, done.stderr), (b"out\n", b"err\n"))
 
     def test_a_second_handle_here_leaves_the_stdin_with_the_first(self) -> None:
         handle = self.box.commands.run("cat", background=True, stdin=True)

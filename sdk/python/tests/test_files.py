@@ -19,6 +19,7 @@ from micabox import (
     NotFoundException,
     PermissionException,
     SandboxException,
+    WriteEntry,
 )
 
 from .support import SandboxTest
@@ -58,6 +59,38 @@ class FilesTest(SandboxTest):
         )
         self.assertEqual([file.path for file in files], ["/several/a", "/several/b"])
         self.assertEqual([file.name for file in self.box.files.list("/several")], ["a", "b"])
+
+    def test_many_files_are_written_in_one_call(self) -> None:
+        many: list[WriteEntry] = [
+            {"path": f"/many/{n % 10}/{n}", "data": f"{n}\n"} for n in range(10_000)
+        ]
+        written = self.box.files.write_files(many)
+        self.assertEqual([one.path for one in written], [one["path"] for one in many])
+        said = self.box.commands.run("cat /many/*/* | sort -n | md5sum; seq 0 9999 | md5sum").stdout
+        self.assertEqual(len(set(said.split("\n")[:-1])), 1)
+        self.assertEqual(self.box.files.write_files([]), [])
+        # Its pieces, in turn, with the file's mode as it was.
+        self.box.commands.run("echo old >/kept; chmod 750 /kept; ln -s kept /link")
+        pieces = [BIG, b"", BIG]
+        self.box.files.write_files(
+            [{"path": "/link", "data": iter(pieces)}, {"path": "/b", "data": ""}]
+        )
+        self.assertEqual(self.box.files.read("/kept", "bytes"), BIG + BIG)
+        self.assertEqual(self.box.commands.run("stat -c %a /kept; test -L /link").stdout, "750\n")
+
+    def test_the_first_of_many_files_that_fails_is_named(self) -> None:
+        files = [("/one", "1"), ("/one/below", "2"), ("/three", "3")]
+        with self.assertRaises(FileException) as raised:
+            self.box.files.write_files([{"path": path, "data": data} for path, data in files])
+        self.assertIn("/one/below", str(raised.exception))
+        self.assertEqual(self.box.files.read("/one"), "1")
+        self.assertFalse(self.box.files.exists("/three"))
+        # What can't be read of the caller's leaves what comes before it.
+        wrong: Any = [{"path": "/four", "data": "4"}, {"path": "/five", "data": 5}]
+        with self.assertRaises(InvalidArgumentException):
+            self.box.files.write_files(wrong)
+        self.assertEqual(self.box.files.read("/four"), "4")
+        self.assertFalse(self.box.files.exists("/five"))
 
     def test_a_list_has_what_is_below_a_directory(self) -> None:
         self.box.commands.run("mkdir -p /list/a/b; ln -s a /list/link; echo 12345 >/list/a/b/c")

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import unittest
+from typing import Any, cast
 
 from micabox import (
     DisconnectedException,
@@ -263,6 +264,16 @@ if os.fork() == 0:
         wait_until(lambda: not box.is_running())
         with make() as another:
             self.assertEqual(another.commands.run("echo again").stdout, "again\n")
+
+    def test_a_mica_serve_that_has_died_is_asked_nothing_though_no_thread_has_noticed(self) -> None:
+        helper = server.running()
+        with cast("Any", helper)._lock:  # which the thread needs to say so
+            os.kill(helper.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, helper.pid, os.WEXITED | os.WNOWAIT)
+            self.assertEqual((helper.is_over, helper.has_died), (False, True))
+        with make() as box:
+            self.assertEqual(box.commands.run("echo up").stdout, "up\n")
+            self.assertNotEqual(server.running().pid, helper.pid)
 
     def test_an_owner_that_is_killed_ends_what_waits(self) -> None:
         with make() as box:

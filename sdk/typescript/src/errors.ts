@@ -39,6 +39,8 @@ export class TimeoutError extends SandboxError {}
 export class DamagedError extends SandboxError {}
 /** A disk is full. */
 export class NotEnoughSpaceError extends SandboxError {}
+/** A registry can't be reached, or does not serve at the moment. */
+export class UnreachableError extends SandboxError {}
 /** The host failed, or lacks something that is needed. */
 export class HostError extends SandboxError {}
 /** The other side speaks another version of the protocol, or broke its rules. */
@@ -102,6 +104,7 @@ const KINDS: Record<string, typeof SandboxError> = {
   timed_out: TimeoutError,
   damaged: DamagedError,
   full: NotEnoughSpaceError,
+  unreachable: UnreachableError,
   host: HostError,
   // Of owners.
   too_long: InvalidArgumentError,

@@ -39,5 +39,6 @@ export {
   SandboxNotFoundError,
   SandboxNotRunningError,
   TimeoutError,
+  UnreachableError,
   UnsupportedError,
 } from "./errors.js";

@@ -1,6 +1,7 @@
 /** `mica serve --stdio`: one process for this one, made when it is needed. It ends with this process. */
 
 import { spawn } from "node:child_process";
+import { readFileSync } from "node:fs";
 
 import { HostError } from "./errors.js";
 import { program } from "./program.js";
@@ -14,9 +15,12 @@ export interface Server {
 }
 
 let shared: Promise<Server> | undefined;
+let pid: number | undefined;
 
 /** The connection to `mica`, which runs from now on. */
 export function server(): Promise<Server> {
+  // What is asked of one that has died was asked of none; its end may be yet to be told.
+  if (pid !== undefined && hasDied(pid)) shared = pid = undefined;
   const started = (shared ??= start(() => {
     if (shared === started) shared = undefined;
   }));
@@ -26,6 +30,7 @@ export function server(): Promise<Server> {
 async function start(onEnd: () => void): Promise<Server> {
   const mica = program();
   const child = spawn(mica, ["serve", "--stdio"], { stdio: ["pipe", "pipe", "inherit"] });
+  pid = child.pid;
   let problem: Error | undefined;
   child.once("error", (error) => {
     problem = error;
@@ -47,5 +52,15 @@ async function start(onEnd: () => void): Promise<Server> {
       hint: "put `mica` on PATH, or its path into $MICABOX_MICA",
       cause: problem,
     });
+  }
+}
+
+/** Whether a child has ended, reaped or not. */
+function hasDied(pid: number): boolean {
+  try {
+    // proc(5): the state is behind the name, which may have any characters.
+    return /^.*\) [ZX] /s.test(readFileSync(`/proc/${pid}/stat`, "latin1"));
+  } catch {
+    return true;
   }
 }

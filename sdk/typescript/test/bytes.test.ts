@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { Text } from "../src/commands/text.js";
 import { errorOf, ProtocolError } from "../src/errors.js";
 import { entryBelow } from "../src/files/entry.js";
 import { ReplyDecoder } from "../src/files/replies.js";
@@ -23,6 +24,16 @@ test("frames come out as they went in, whatever the pieces", () => {
       sent,
     );
   }
+});
+
+test("an output that is longer than a string is an error with a way out", () => {
+  const text = new Text(4);
+  text.add(Buffer.from("aä€").subarray(0, 4));
+  text.add(Buffer.from("€").subarray(1));
+  assert.equal(text.text, "aä€");
+  const error = { name: "NotEnoughSpaceError", kind: "full", message: /a string holds, 4 characters\nhint: `capture: false`/ };
+  assert.throws(() => text.add(Buffer.from("xy")), error);
+  assert.equal(text.text, "aä€");
 });
 
 test("bytes that break the protocol are an error", () => {

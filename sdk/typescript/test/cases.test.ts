@@ -157,7 +157,9 @@ async function happen(what: string, box: Sandbox, one: Case, canceller: AbortCon
       await (await Sandbox.connect(box.name)).commands.kill((await pids(box, one))[0] ?? 0);
       return;
     case "helper_killed":
-      process.kill(await helper(), "SIGKILL");
+      const pid = await helper();
+      process.kill(pid, "SIGKILL");
+      await until("it has ended", async () => !(await processes()).some((one) => one.pid === pid && one.args.includes("serve")));
       return;
     case "cancelled":
       canceller.abort(new Error("enough"));

@@ -16,6 +16,7 @@ after(() => box.kill());
 
 test("a command has its output, its environment and its place", async () => {
   const script = 'echo "$FROM_BOX $LANG $A"; pwd; id -u; echo err >&2';
+  await box.files.makeDir("data/new");
   const { exitCode, stdout, stderr } = await box.commands.run(script, { envs: { A: "b", LANG: "C" }, cwd: "data/new" });
   assert.deepEqual({ exitCode, stdout, stderr }, { exitCode: 0, stdout: "yes C b\n/app/data/new\n0\n", stderr: "err\n" });
   assert.equal((await box.commands.run("id -un", { user: "strata" })).stdout, "strata\n");

@@ -28,6 +28,13 @@ test("files are written as programs inside see them", async () => {
     { path: "relative", data: new Blob(["stream"]).stream() },
   ]);
   assert.equal(await sh("cat /srv/blob /app/relative"), "blobstream");
+  const many = Array.from({ length: 2000 }, (_, n) => ({ path: `/srv/many/${n % 10}/${n}`, data: `${n}\n` }));
+  assert.equal((await box.files.write(many)).length, 2000);
+  assert.equal(await sh("cat /srv/many/*/* | sort -n | md5sum; seq 0 1999 | md5sum").then((said) => new Set(said.trim().split("\n")).size), 1);
+  assert.equal((await box.files.write([])).length, 0);
+  const below = [{ path: "/srv/first", data: "" }, { path: "/srv/first/below", data: "" }, { path: "/srv/never", data: "" }];
+  await assert.rejects(box.files.write(below), { name: "FileError", message: /`\/srv\/first\/below`/ });
+  assert.deepEqual([await box.files.exists("/srv/first"), await box.files.exists("/srv/never")], [true, false]);
   await box.files.write("/tmp/theirs", "x", { user: "strata" });
   assert.equal(await sh("stat -c %U /tmp/theirs"), "strata\n");
   await box.files.write("/srv/empty", "");

@@ -51,6 +51,29 @@ test("a process ends when it is done, and its sandboxes with it", async () => {
   await until("its sandbox is gone", async () => !(await listed()).has(done.stdout.trim()));
 });
 
+test("a process ends when it is done, whatever it has left in the background", async () => {
+  const done = await script(`
+    const box = await Sandbox.create("${IMAGE}", made);
+    const kept = [];
+    kept.push(await box.commands.run("echo begun; exec sleep 1000", { background: true, onStdout: () => undefined }));
+    kept.push(await box.commands.run("exec cat", { background: true, stdin: true }));
+    kept.push(await box.commands.connect(kept[0].pid), kept[1].readable("stdout"));
+    kept.push(await box.files.watchDir("/tmp", () => undefined));
+    kept.push(await box.files.read("/dev/zero", { format: "stream" }));
+    kept.push(await box.pty.create({ rows: 24, cols: 80, onData: () => undefined }));
+    // What is awaited keeps it alive: a command, its end, its output, a file.
+    for await (const { data } of await box.commands.run("sleep 0.2; echo one", { background: true })) console.log(data.length);
+    const later = await box.commands.run("sleep 0.2; echo two", { background: true });
+    console.log((await later.wait()).stdout.trim(), (await box.commands.run("sleep 0.2; echo three")).stdout.trim());
+    const { value } = await (await box.files.read("/dev/zero", { format: "stream" })).getReader().read();
+    console.log(value[0], box.sandboxId);`);
+  const lines = done.stdout.trim().split("\n");
+  assert.deepEqual([done.code, lines.slice(0, 2)], [0, ["4", "two three"]]);
+  const [first, id = ""] = lines.at(2)?.split(" ") ?? [];
+  assert.equal(first, "0");
+  await until("its sandbox is gone", async () => !(await listed()).has(id));
+});
+
 test("a process that is killed takes its sandboxes with it, but not those that it detached", async () => {
   const killed = await script(`
     const [one, other] = await Promise.all([1, 2].map(() => Sandbox.create("${IMAGE}", made)));

@@ -2,7 +2,7 @@
 
 use crate::failure::{EXIT_MICA, Failure};
 use crate::output::print;
-use crate::run::{self, IdFile, Preparation, terminal};
+use crate::run::{self, IdFile, Preparation, Pulls, terminal};
 use crate::{Outcome, run::AttachOptions};
 
 /// Make a sandbox without starting it, and print its ID
@@ -50,7 +50,7 @@ fn create(args: &run::Args) -> Outcome {
         is_detached: false,
         is_stopped: true,
         cancel: micabox::Cancel::default(),
-        progress: None,
+        pulls: Pulls::default(),
     }
     .prepare()?;
     let Some(create) = prepared.create_stopped else {

@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     env_file: Vec<PathBuf>,
 
-    /// Working directory, made if missing
+    /// Working directory, which must be there
     #[arg(short, long, value_name = "DIRECTORY")]
     workdir: Option<OsString>,
 

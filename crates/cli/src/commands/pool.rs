@@ -7,7 +7,7 @@ use micabox::{Builder, Cancel, Network};
 
 use crate::failure::{EXIT_MICA, Failure};
 use crate::output::{print, write_stderr};
-use crate::run::{MachineArgs, Net, Signals};
+use crate::run::{MachineArgs, Net, Pulls, Signals};
 use crate::{Outcome, settings};
 
 /// Intervals of looks at the pool: until all machines are ready, and later.
@@ -51,7 +51,9 @@ pub fn execute(args: &Args) -> Outcome {
 fn pool(args: &Args) -> Outcome {
     let store = settings::store()?;
     let cancel = Cancel::default();
-    let image = args.machine.image(&store, &args.image, None, &cancel)?;
+    let image = args
+        .machine
+        .image(&store, &args.image, Pulls::default(), &cancel)?;
     let signals = Signals::catch(cancel.clone())?;
     let mut builder = args
         .machine

@@ -1,28 +1,20 @@
 //! The tool `run_command`.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::fmt::Write;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use micabox::{EnvChange, ExecOptions, ExitStatus, Handle, Overrides, Stdio};
+use micabox::{Command, EnvChange, Overrides};
 use rmcp::schemars::JsonSchema;
-use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 
 use super::Server;
 use super::call::Call;
-use super::excerpt::Excerpt;
+use super::job::{Job, News};
 use super::progress::Step;
 use super::tool::{Effect, Tool};
 use crate::failure::Failure;
-use crate::run::start_failure;
-
-/// Time between the signal that asks a command to end, after its timeout, and SIGKILL.
-const GRACE: Duration = Duration::from_secs(2);
-
-/// How often a client is told at least that a command still runs.
-const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// The program of a script.
 const SHELL: &str = "/bin/sh";
@@ -40,7 +32,7 @@ pub struct RunCommand {
     argv: Option<Vec<String>>,
     /// What the command reads from stdin; empty unless given.
     stdin: Option<String>,
-    /// Working directory, made if missing; the image's unless given.
+    /// Working directory, which must be there; the image's unless given.
     workdir: Option<String>,
     /// Name or number of a user, optionally with :group; the image's unless given.
     user: Option<String>,
@@ -49,14 +41,22 @@ pub struct RunCommand {
     env: BTreeMap<String, String>,
     /// Seconds after which the command is ended; none unless given.
     timeout: Option<f64>,
+    /// Whether to return at once, and not at the command's end: read_output reads what it writes, `kill_command` ends
+    /// it. It ends with this session.
+    #[serde(default)]
+    background: bool,
 }
 
-/// Result.
-#[derive(Debug, Serialize, JsonSchema)]
+/// What a command has written, and how it ended.
+#[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(crate = "rmcp::schemars")]
 pub struct Ran {
+    /// The number of a command in the background.
+    command: Option<u64>,
+    /// Whether it still runs.
+    running: bool,
     /// The exit code; 128 and the signal's number if a signal ended the command.
-    exit_code: i32,
+    exit_code: Option<i32>,
     /// Whether it was ended by the timeout.
     timed_out: bool,
     /// What it wrote to stdout. A long one lacks its middle, and says so there.
@@ -67,33 +67,105 @@ pub struct Ran {
     stdout_left_out: u64,
     /// How many bytes of stderr are left out.
     stderr_left_out: u64,
+    /// Whether `stdout` is what was written; else bytes that are not UTF-8 are replaced in it.
+    stdout_is_utf8: bool,
+    /// The same of `stderr`.
+    stderr_is_utf8: bool,
+}
+
+impl Ran {
+    /// Makes a result.
+    pub fn new(command: Option<u64>, news: News) -> Self {
+        let News {
+            end,
+            stdout,
+            stderr,
+        } = news;
+        Self {
+            command,
+            running: end.is_none(),
+            exit_code: end.map(|end| end.code),
+            timed_out: end.is_some_and(|end| end.timed_out),
+            stdout: stdout.text,
+            stderr: stderr.text,
+            stdout_left_out: stdout.left_out,
+            stderr_left_out: stderr.left_out,
+            stdout_is_utf8: stdout.is_utf8,
+            stderr_is_utf8: stderr.is_utf8,
+        }
+    }
+
+    /// Returns the result as a person reads it.
+    pub fn readable(&self) -> String {
+        let mut text = match (self.exit_code, self.command) {
+            (Some(code), _) if self.timed_out => format!("ended by the timeout, exit code {code}"),
+            (Some(code), _) => format!("exit code {code}"),
+            (None, Some(command)) => format!("command {command} runs in the background"),
+            (None, None) => "it runs".to_owned(),
+        };
+        for (name, output, is_utf8) in [
+            ("stdout", &self.stdout, self.stdout_is_utf8),
+            ("stderr", &self.stderr, self.stderr_is_utf8),
+        ] {
+            if !output.is_empty() {
+                let note = if is_utf8 {
+                    ""
+                } else {
+                    " (bytes that are not UTF-8 are replaced)"
+                };
+                let _ = write!(text, "\n\n{name}{note}:\n{output}");
+            }
+        }
+        text
+    }
 }
 
 impl Tool for RunCommand {
     const NAME: &'static str = "run_command";
     const DESCRIPTION: &'static str = "Runs a command in a running sandbox and waits for its end: exit code, \
         stdout and stderr. A command that fails is a result, not an error. Cancelling the call kills the \
-        command.";
+        command. With `background`, it returns at once, and the command goes on: for servers, and for what takes \
+        longer than a call may.";
     const EFFECT: Effect = Effect::Changes;
     type Output = Ran;
 
-    fn call(self, server: &Server, call: &Call) -> Result<Ran, Failure> {
+    fn call(mut self, server: &Server, call: &Call) -> Result<Ran, Failure> {
+        let timeout = seconds("timeout", self.timeout)?;
+        let stdin = self.stdin.take();
+        let is_background = self.background;
+        let name = self.sandbox.clone();
+        let overrides = self.overrides()?;
+        let sandbox = server.sandbox(&name)?;
+        let mut command = sandbox.command(&overrides)?;
+        command.stdin = stdin.is_some();
+        let start = |heard: Heard| start(server, &sandbox, &command, stdin, timeout, heard);
+        if is_background {
+            return server.background.start(|| start(Heard::default()), call);
+        }
+        let job = start(Heard {
+            started: Some(Instant::now()),
+            steps: call.steps(),
+        })?;
+        let killed = Arc::clone(&job);
+        let _watch = call.when_cancelled(move || killed.kill());
+        job.wait(None, || true);
+        Ok(Ran::new(None, job.news()?))
+    }
+
+    fn readable(ran: &Ran) -> Vec<String> {
+        vec![ran.readable()]
+    }
+}
+
+impl RunCommand {
+    fn overrides(self) -> Result<Overrides, Failure> {
         let argv = match (self.command, self.argv) {
             (Some(script), None) => vec![SHELL.to_owned(), "-c".to_owned(), script],
             (None, Some(argv)) => argv,
             _ => return Err(Failure::new("run_command needs either `command` or `argv`")),
         };
-        let timeout = match self.timeout {
-            Some(seconds) => Some(
-                Duration::try_from_secs_f64(seconds)
-                    .ok()
-                    .filter(|timeout| !timeout.is_zero())
-                    .ok_or_else(|| Failure::new("`timeout` is not a positive number of seconds"))?,
-            ),
-            None => None,
-        };
         let variables = self.env.into_iter();
-        let overrides = Overrides {
+        Ok(Overrides {
             args: argv.into_iter().map(Into::into).collect(),
             env: variables
                 .map(|(name, value)| EnvChange::Set(name.into(), value.into()))
@@ -101,94 +173,55 @@ impl Tool for RunCommand {
             user: self.user,
             workdir: self.workdir.map(Into::into),
             ..Overrides::default()
-        };
-        let sandbox = server.sandbox(&self.sandbox)?;
-        let mut command = sandbox.command(&overrides)?;
-        command.stdin = self.stdin.is_some();
-        let options = ExecOptions {
-            stdin: match self.stdin {
-                Some(_) => Stdio::Piped,
-                None => Stdio::Null,
-            },
-            stdout: Stdio::Piped,
-            stderr: Stdio::Piped,
-            timeout,
-            grace: GRACE,
-            ..ExecOptions::default()
-        };
-        let started = Instant::now();
-        let process = sandbox.exec_with(&command, options);
-        let mut process = process.map_err(start_failure)?;
-        let handle = process.handle();
-        let killed = handle.clone();
-        let _watch = call.when_cancelled(move || killed.signal(Signal::KILL.as_raw()));
-        let heard = Heard {
-            started,
-            steps: call.steps(),
-        };
-        let (stdin, bytes) = (process.stdin.take(), self.stdin.unwrap_or_default());
-        let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
-        let (status, stdout, stderr) = std::thread::scope(|scope| {
-            scope.spawn(move || {
-                // A command need not read it.
-                stdin.map(|mut stdin| stdin.write_all(bytes.as_bytes()))
-            });
-            let read = |output: Option<_>| match output {
-                Some(output) => Excerpt::read(output, |line| heard.line(line)),
-                None => Ok(Excerpt::default()),
-            };
-            let stdout = scope.spawn(move || read(stdout));
-            let stderr = scope.spawn(move || read(stderr));
-            (heard.wait(&handle), stdout.join(), stderr.join())
-        });
-        // A sandbox that ended has the better reason.
-        let status = status?;
-        let text = |read: std::thread::Result<std::io::Result<Excerpt>>| {
-            let read = read.unwrap_or_else(|_| Err(std::io::Error::other("a thread has failed")));
-            read.map(Excerpt::finish)
-                .map_err(|error| Failure::of(&error).context("reading the command's output"))
-        };
-        let ((stdout, stdout_left_out), (stderr, stderr_left_out)) = (text(stdout)?, text(stderr)?);
-        let was_killed = status == ExitStatus::Signaled(Signal::KILL.as_raw());
-        let is_late = timeout.is_some_and(|timeout| started.elapsed() >= timeout);
-        let timed_out = handle.timed_out() || was_killed && is_late;
-        Ok(Ran {
-            exit_code: status.code(),
-            timed_out,
-            stdout,
-            stderr,
-            stdout_left_out,
-            stderr_left_out,
         })
     }
 }
 
-/// Reports the progress of a command while it runs.
+/// Starts a command, unless too many run.
+fn start(
+    server: &Server,
+    sandbox: &micabox::SandboxRef,
+    command: &Command,
+    stdin: Option<String>,
+    timeout: Option<Duration>,
+    heard: Heard,
+) -> Result<Arc<Job>, Failure> {
+    let place = Arc::clone(&server.commands).try_acquire_owned();
+    let place = place.map_err(|_| {
+        Failure::new(format!("{} commands run in this session", super::COMMANDS))
+            .hint("kill_command ends one that runs in the background")
+    })?;
+    Job::start(
+        sandbox,
+        command,
+        stdin,
+        timeout,
+        move |line| heard.line(line),
+        place,
+    )
+}
+
+/// Parses a number of seconds.
+pub fn seconds(name: &str, given: Option<f64>) -> Result<Option<Duration>, Failure> {
+    let parsed = given.map(|seconds| {
+        let time = Duration::try_from_secs_f64(seconds).ok();
+        time.filter(|time| !time.is_zero())
+            .ok_or_else(|| Failure::new(format!("`{name}` is not a positive number of seconds")))
+    });
+    parsed.transpose()
+}
+
+/// Tells of a command's last line, as the progress of the call.
+#[derive(Debug, Default)]
 struct Heard {
-    started: Instant,
-    steps: Option<watch::Sender<Step>>,
+    started: Option<Instant>,
+    steps: Option<tokio::sync::watch::Sender<Step>>,
 }
 
 impl Heard {
-    /// An output has a new last line.
     fn line(&self, line: &str) {
-        self.say(|done, _| Step::new(done, None, line));
-    }
-
-    fn say(&self, next: impl FnOnce(f64, &Step) -> Step) {
-        if let Some(steps) = &self.steps {
-            let done = self.started.elapsed().as_secs_f64();
-            steps.send_modify(|step| *step = next(done, step));
-        }
-    }
-
-    /// Waits for the command's end.
-    fn wait(&self, handle: &Handle) -> Result<ExitStatus, Failure> {
-        loop {
-            if let Some(status) = handle.wait_timeout(HEARTBEAT)? {
-                return Ok(status);
-            }
-            self.say(|done, last| last.later(done));
+        if let (Some(steps), Some(started)) = (&self.steps, self.started) {
+            steps.send_replace(Step::new(started.elapsed().as_secs_f64(), None, line));
         }
     }
 }

@@ -15,7 +15,7 @@ use super::tool::{Effect, Tool};
 use crate::failure::Failure;
 
 /// Bytes of a file that are read unless the client says otherwise.
-const PIECE: u64 = 64 << 10;
+const PIECE: u64 = 32 << 10;
 
 /// Most bytes of a file that are read at a time.
 pub const MOST: u64 = 4 << 20;
@@ -48,7 +48,7 @@ pub struct ReadFile {
     /// Bytes to skip; 0 unless given.
     #[serde(default)]
     offset: u64,
-    /// Most bytes to read: 65536 unless given, 4194304 at most.
+    /// Most bytes to read: 32768 unless given, 4194304 at most.
     length: Option<u64>,
 }
 
@@ -127,6 +127,25 @@ impl Tool for ReadFile {
             bytes: count,
             next_offset: is_more.then(|| self.offset.saturating_add(count)),
         })
+    }
+
+    fn readable(read: &Contents) -> Vec<String> {
+        let encoding = match read.encoding {
+            Encoding::Text => "",
+            Encoding::Base64 => ", in base64",
+        };
+        let more = read
+            .next_offset
+            .map(|offset| format!("; more from the offset {offset} on"));
+        let note = format!(
+            "[{} bytes{encoding}{}]",
+            read.bytes,
+            more.unwrap_or_default()
+        );
+        match (&read.encoding, read.next_offset) {
+            (Encoding::Text, None) if read.bytes > 0 => vec![read.content.clone()],
+            _ => vec![read.content.clone(), note],
+        }
     }
 }
 

@@ -1,15 +1,21 @@
 //! `mica mcp`: the Model Context Protocol, by which programs with a language model use sandboxes.
 //!
-//! [`service`] is the protocol's side: it turns requests into calls of tools and reads of resources. A
+//! [`lines`] reads messages, and answers what is none. [`service`] is the protocol's side: it turns requests into calls
+//! of tools and reads of resources. A
 //! [`tool`] is a type of arguments that does its work with mica's blocking SDK, in a thread; what it
 //! needs of the protocol is a [`call`]. Nothing but the protocol's side runs in the asynchronous runtime.
 
 mod allowed;
+mod background;
 mod call;
 mod command;
 mod excerpt;
 mod files;
 mod images;
+mod job;
+mod lines;
+mod made;
+mod message;
 mod progress;
 mod resources;
 mod running;
@@ -22,21 +28,30 @@ use std::sync::Arc;
 use micabox::{SandboxRef, Sandboxes};
 use rmcp::ServiceExt;
 use rmcp::service::ServerInitializeError;
+use tokio::sync::Semaphore;
 
 use crate::failure::Failure;
 use crate::output::write_stderr;
 use crate::serve::held::Held;
 use crate::{Outcome, settings};
 use allowed::Allowed;
+use background::Background;
+use lines::Lines;
+use made::Made;
 use service::Service;
+
+/// Most commands that run at a time, in the background and not: fewer than calls, so that these are left for what is
+/// quick.
+const COMMANDS: usize = 128;
 
 /// Give a program with a language model tools to make and use sandboxes (MCP, on stdin and stdout)
 ///
 /// A client names it in its configuration as {"command": "mica", "args": ["mcp"]}. The sandboxes that it
 /// makes end with it, unless the tool keep_sandbox was used. Its tools make sandboxes as `mica run` does, but
-/// give them no file, folder or variable of this machine and no share of its kernel unless flags allow that.
-/// They use all sandboxes of this user, those that other programs have made with more included.
-#[derive(Clone, Copy, Debug, clap::Args)]
+/// give them no file, folder or variable of this machine, no share of its kernel, none of its own addresses and ports,
+/// and no image of a registry that its user has not named, unless flags allow that.
+/// They use all sandboxes, snapshots and volumes of this user, those that were made with more included.
+#[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     allowed: Allowed,
@@ -50,6 +65,11 @@ struct Server {
     held: Held,
     /// What they may have of this machine.
     allowed: Allowed,
+    /// How many the session has made.
+    made: Made,
+    /// A place for each command that may run.
+    commands: Arc<Semaphore>,
+    background: Background,
 }
 
 impl Server {
@@ -73,6 +93,9 @@ pub fn execute(args: Args) -> Outcome {
         sandboxes: settings::sandboxes(&settings::store()?)?,
         held: Held::default(),
         allowed: args.allowed,
+        made: Made::default(),
+        commands: Arc::new(Semaphore::new(COMMANDS)),
+        background: Background::default(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -81,8 +104,8 @@ pub fn execute(args: Args) -> Outcome {
     let service = Service::new(Arc::clone(&server));
     let served = runtime.block_on(async {
         // Nothing but messages may be on stdout, whose control characters JSON escapes.
-        let streams = (tokio::io::stdin(), tokio::io::stdout());
-        match service.serve(streams).await {
+        let lines = Lines::new(tokio::io::stdin(), tokio::io::stdout());
+        match service.serve(lines).await {
             Ok(running) => running
                 .waiting()
                 .await

@@ -1,7 +1,7 @@
 //! How far a call is: what is known last is sent, and not more often than a person can read.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use micabox_image::progress::{Progress, Silent};
 use rmcp::RoleServer;
@@ -15,13 +15,19 @@ use crate::visible;
 /// Time between two notifications.
 const INTERVAL: Duration = Duration::from_millis(100);
 
+/// How often a client is told at least that a call goes on: it may give up what it hears nothing of.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// By how much what is done grows where nothing more is known: each notification has to have more.
+const LITTLE: f64 = 0.001;
+
 /// Most characters of a message.
 const MESSAGE: usize = 200;
 
 /// How far a call is.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
-    /// How much is done. A client is only told of more.
+    /// How much is done.
     pub done: f64,
     /// How much there is to do, if that is known.
     pub total: Option<f64>,
@@ -38,28 +44,29 @@ impl Step {
             message: visible::line(&message).into_owned(),
         }
     }
-
-    /// Returns the same words later.
-    pub fn later(&self, done: f64) -> Self {
-        Self {
-            done,
-            ..self.clone()
-        }
-    }
 }
 
-/// Tells the client of each step, or of the last of those that follow each other closely.
+/// Tells the client of each step, or of the last of those that follow each other closely; and of the last one again where
+/// nothing new is known.
 pub async fn report(
     mut steps: watch::Receiver<Step>,
     peer: Peer<RoleServer>,
     token: ProgressToken,
 ) {
+    let started = Instant::now();
     let mut told = f64::NEG_INFINITY;
-    while steps.changed().await.is_ok() {
-        let step = steps.borrow_and_update().clone();
-        if step.done <= told {
-            continue;
+    loop {
+        let changed = tokio::time::timeout(HEARTBEAT, steps.changed()).await;
+        let mut step = steps.borrow_and_update().clone();
+        match changed {
+            Ok(Ok(())) if step.total.is_some() && step.done <= told => continue,
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return,
+            // What has no measure is measured in seconds.
+            Err(_) if step.total.is_none() => step.done = started.elapsed().as_secs_f64(),
+            Err(_) => {}
         }
+        step.done = step.done.max(told + LITTLE);
         told = step.done;
         let mut said = ProgressNotificationParam::new(token.clone(), step.done);
         said.total = step.total;

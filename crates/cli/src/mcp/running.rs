@@ -201,6 +201,7 @@ impl Tool for KeepSandbox {
         let sandbox = server.sandbox(&self.sandbox)?;
         let kept = server.held.detach(sandbox.id());
         kept.map_err(|failure| failure.hint("others do not end with this session"))?;
+        server.made.keep(sandbox.id());
         Ok(Kept {
             id: sandbox.id().to_owned(),
             name: sandbox.record().name.clone(),

@@ -12,6 +12,7 @@ use super::call::Call;
 use super::progress::of_pulls;
 use super::tool::{Effect, Tool};
 use crate::failure::Failure;
+use crate::run::Pulls;
 use crate::serve::message::Create;
 use crate::serve::{flags, sandboxes};
 
@@ -23,8 +24,8 @@ const COPIES: u16 = 64;
 #[schemars(crate = "rmcp::schemars")]
 #[serde(deny_unknown_fields)]
 pub struct CreateSandbox {
-    /// The image, as Docker names it: python:3.12-slim. It is pulled if it is not on this machine. None with
-    /// the option `from` or `root-disk`.
+    /// The image, as Docker names it: python:3.12-slim. It is pulled if it is not on this machine: from Docker Hub, or
+    /// from a registry that the user has named. None with the option `from` or `root-disk`.
     image: Option<String>,
     /// Name of the sandbox; a random one unless given.
     name: Option<String>,
@@ -41,10 +42,12 @@ pub struct CreateSandbox {
     /// folder of this machine, if the server was started with --allow-host-paths.
     #[serde(default)]
     volumes: Vec<String>,
-    /// Other long options of `mica run` by name, such as {"upper": "disk:8g", "publish": ["8080:80"],
-    /// "net-allow": ["*.debian.org"], "from": "SNAPSHOT"}: true, a string, a number, a list of these, or an
-    /// object of names and values. Those that take files or variables from this machine need a server that was
-    /// started with --allow-host-paths, and "backend": "host" one with --allow-host-backend.
+    /// Other long options of `mica run` by name, such as {"upper": "disk:8g", "net-allow": ["*.debian.org"],
+    /// "from": "SNAPSHOT"}: true, a string, a number, a list of these, or an object of names and values. Those that
+    /// take something from this machine need a server that was started with a flag: files or variables with
+    /// --allow-host-paths, its kernel ("backend": "host", "nested-virtualization") with --allow-host-backend, its
+    /// own addresses ("net-allow") and resolvers ("dns") with --allow-host-network, its ports ("publish") with
+    /// --allow-publish.
     #[serde(default)]
     options: Map<String, Value>,
 }
@@ -75,9 +78,15 @@ impl Tool for CreateSandbox {
         let cancel = Cancel::default();
         let cancelled = cancel.clone();
         let _watch = call.when_cancelled(move || cancelled.cancel());
-        let wanted = flags::parse(&create)?;
-        server.allowed.check(&wanted.sandbox)?;
-        let sandbox = sandboxes::create(&wanted, cancel, of_pulls(call.steps()))?;
+        let mut wanted = flags::parse(&create)?;
+        server.allowed.bound(&mut wanted)?;
+        let _places = server.made.reserve(1, server)?;
+        let told = of_pulls(call.steps());
+        let pulls = Pulls {
+            told: Some(&told),
+            bound: Some(&server.allowed),
+        };
+        let sandbox = sandboxes::create_with(&wanted, cancel, pulls)?;
         hold(sandbox, server, call)
     }
 }
@@ -160,6 +169,7 @@ impl Tool for ForkSandbox {
                 "`count` is not between 1 and {COPIES}"
             )));
         }
+        let _places = server.made.reserve(count.into(), server)?;
         let made = sandboxes::fork(&server.sandboxes, &self.sandbox, count)?;
         let made = made.into_iter().map(|sandbox| hold(sandbox, server, call));
         Ok(Forked {

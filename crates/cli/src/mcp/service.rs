@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ErrorData, Implementation,
+    CallToolRequestParams, CallToolResponse, ErrorData, Implementation,
     ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
     ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities,
     ServerConfig,
@@ -45,13 +45,16 @@ impl Service {
         }
     }
 
-    /// Does blocking work in a thread.
+    /// Does blocking work in a thread, unless the request is cancelled while it waits for one.
     async fn in_a_thread<T: Send + 'static>(
         &self,
+        cancelled: impl Future<Output = ()> + Send,
         work: impl FnOnce(&Server) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let Ok(_permit) = self.calls.acquire().await else {
-            return Err(Failure::new("the server ends"));
+        let _permit = tokio::select! {
+            Ok(permit) = self.calls.acquire() => permit,
+            () = cancelled => return Err(Failure::new("cancelled")),
+            else => return Err(Failure::new("the server ends")),
         };
         let server = Arc::clone(&self.server);
         let done = tokio::task::spawn_blocking(move || work(&server)).await;
@@ -108,11 +111,14 @@ impl ServerHandler for Service {
             }
             None => (None, None),
         };
+        let cancelled = context.ct.clone().cancelled_owned();
         let call = Call::new(context, steps);
         let arguments = request.arguments.unwrap_or_default();
-        let done = self.in_a_thread(move |server| (tool.call)(arguments, server, &call));
+        let done = self.in_a_thread(cancelled, move |server| {
+            (tool.call)(arguments, server, &call)
+        });
         let mut result = match done.await {
-            Ok(value) => CallToolResult::structured(value),
+            Ok(result) => result,
             Err(failure) => failed(&failure),
         };
         if !is_structured {
@@ -129,9 +135,11 @@ impl ServerHandler for Service {
     async fn list_resources(
         &self,
         _page: Option<PaginatedRequestParams>,
-        _context: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<ListResourcesResult, ErrorData> {
-        let listed = self.in_a_thread(resources::list).await;
+        let listed = self
+            .in_a_thread(context.ct.cancelled_owned(), resources::list)
+            .await;
         let listed = listed.map_err(|failure| resources::error(&failure))?;
         Ok(ListResourcesResult::with_all_items(listed))
     }
@@ -148,9 +156,11 @@ impl ServerHandler for Service {
     async fn read_resource(
         &self,
         request: ReadResourceRequestParams,
-        _context: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
-        let read = self.in_a_thread(move |server| resources::read(server, &request.uri));
+        let read = self.in_a_thread(context.ct.cancelled_owned(), move |server| {
+            resources::read(server, &request.uri)
+        });
         let read = read.await.map_err(|failure| resources::error(&failure))?;
         Ok(read.into())
     }

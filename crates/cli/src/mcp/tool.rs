@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::Server;
 use super::call::Call;
-use super::{command, files, images, running, sandboxes};
+use super::{background, command, files, images, running, sandboxes};
 use crate::failure::{Failure, cut};
 
 /// A tool: its arguments, and what it does with them. The documentation of the fields is for clients, who
@@ -27,6 +27,11 @@ pub trait Tool: DeserializeOwned + JsonSchema + 'static {
 
     /// Does the work, in a thread that may block.
     fn call(self, server: &Server, call: &Call) -> Result<Self::Output, Failure>;
+
+    /// Returns the result as a model reads it, in pieces; JSON if there are none.
+    fn readable(_output: &Self::Output) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// What a tool does to what is there.
@@ -48,13 +53,15 @@ pub struct AnyTool {
     /// Describes it to a client.
     pub describe: fn() -> model::Tool,
     /// Calls it.
-    pub call: fn(JsonObject, &Server, &Call) -> Result<Value, Failure>,
+    pub call: fn(JsonObject, &Server, &Call) -> Result<CallToolResult, Failure>,
 }
 
 /// All tools.
-pub const TOOLS: [AnyTool; 11] = [
+pub const TOOLS: [AnyTool; 13] = [
     any::<sandboxes::CreateSandbox>(),
     any::<command::RunCommand>(),
+    any::<background::ReadOutput>(),
+    any::<background::KillCommand>(),
     any::<files::ReadFile>(),
     any::<files::WriteFile>(),
     any::<files::ListFiles>(),
@@ -114,11 +121,23 @@ fn simplify(schema: &mut Value) {
     }
 }
 
-fn call<T: Tool>(arguments: JsonObject, server: &Server, call: &Call) -> Result<Value, Failure> {
+fn call<T: Tool>(
+    arguments: JsonObject,
+    server: &Server,
+    call: &Call,
+) -> Result<CallToolResult, Failure> {
     let tool: T = serde_json::from_value(Value::Object(arguments))
         .map_err(|error| Failure::of(&error).context(&format!("arguments of {}", T::NAME)))?;
     let output = tool.call(server, call)?;
-    serde_json::to_value(output).map_err(|error| Failure::of(&error).context("making JSON"))
+    let readable = T::readable(&output).into_iter();
+    let readable: Vec<_> = readable.map(ContentBlock::text).collect();
+    let value =
+        serde_json::to_value(output).map_err(|error| Failure::of(&error).context("making JSON"))?;
+    let mut result = CallToolResult::structured(value);
+    if !readable.is_empty() {
+        result.content = readable;
+    }
+    Ok(result)
 }
 
 /// Makes the result of a tool that failed: what failed, why, and the next step, as on a terminal.

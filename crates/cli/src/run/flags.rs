@@ -30,7 +30,8 @@ use crate::failure::Failure;
 pub use booleans::{boolean, parse};
 pub use command::{CommandArgs, Timing};
 pub use confinement::{Cpus, cpus, processes};
-pub use machine::{MachineArgs, Net, memory};
+pub use host::Taken;
+pub use machine::{Bound, MachineArgs, Net, Pulls, memory};
 pub use rate::{disk_rate, net_rate};
 pub use sandbox::SandboxArgs;
 

@@ -16,8 +16,8 @@ pub mod terminal;
 
 use flags::boolean;
 pub use flags::{
-    Args, Cpus, MachineArgs, Net, SandboxArgs, cpus, disk_rate, duration, memory, net_rate, parse,
-    processes,
+    Args, Bound, Cpus, MachineArgs, Net, Pulls, SandboxArgs, Taken, cpus, disk_rate, duration,
+    memory, net_rate, parse, processes,
 };
 pub use id_file::IdFile;
 pub use keys::{DEFAULT as DETACH_KEYS, Keys};
@@ -123,7 +123,7 @@ fn run(args: Args) -> Outcome {
         is_detached: flags.detach,
         is_stopped: false,
         cancel: cancel.clone(),
-        progress: None,
+        pulls: Pulls::default(),
     }
     .prepare()?;
     args.sandbox.machine.say_what_is_shared();

@@ -1,7 +1,6 @@
 //! From the flags of `mica run` to a sandbox that is ready to be started.
 
 use std::ffi::{OsStr, OsString};
-use std::sync::Arc;
 
 use micabox::builder::{Boots, FromMemory, New};
 use micabox::{
@@ -9,10 +8,9 @@ use micabox::{
     Snapshot, TtySize,
 };
 use micabox_image::Store;
-use micabox_image::progress::Progress;
 use micabox_image::store::Image;
 
-use super::{SandboxArgs, environment, labels, shell_words};
+use super::{Pulls, SandboxArgs, environment, labels, shell_words};
 use crate::failure::Failure;
 use crate::{copies, log, settings};
 
@@ -57,8 +55,8 @@ pub struct Preparation<'a> {
     pub is_stopped: bool,
     /// Cancels the start, and pulls before it.
     pub cancel: Cancel,
-    /// What is told of pulls, in place of the user's terminal.
-    pub progress: Option<Arc<dyn Progress>>,
+    /// How images that are not here come.
+    pub pulls: Pulls<'a>,
 }
 
 /// A sandbox's first command, beside what its image says.
@@ -251,7 +249,7 @@ impl Preparation<'_> {
 
     fn image(&self, store: &Store, name: &str) -> Result<Image, Failure> {
         let machine = &self.sandbox.machine;
-        machine.image(store, name, self.progress.as_ref(), &self.cancel)
+        machine.image(store, name, self.pulls, &self.cancel)
     }
 }
 

@@ -3,8 +3,9 @@
 
 use std::error::Error;
 
-use clap::Parser;
 use clap::error::{ContextKind, ContextValue};
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use serde_json::{Map, Value};
 
 use super::message::Create;
@@ -16,6 +17,9 @@ use crate::usage;
 #[derive(Debug, Parser)]
 #[command(name = "create", disable_help_flag = true)]
 pub struct Wanted {
+    /// The options that are given, by their long names.
+    #[arg(skip)]
+    pub given: Vec<String>,
     /// What it is made of.
     #[command(flatten)]
     pub sandbox: SandboxArgs,
@@ -33,13 +37,38 @@ pub fn parse(create: &Create) -> Result<Wanted, Failure> {
     words.extend(options(&create.options)?);
     words.push("--".to_owned());
     words.extend(create.image.clone());
-    Wanted::try_parse_from(words).map_err(|error| {
+    read(words).map_err(|error| {
         let said = refusal(&error).or_else(|| about_option(&error));
-        let said = said.unwrap_or_else(|| usage::text(&error));
+        let said = said.unwrap_or_else(|| by_name(&usage::text(&error)));
         // Its usage is about a command line.
         let said = said.split("\n\n").next().unwrap_or_default();
         invalid(said.trim_start_matches("error: ").trim_end())
     })
+}
+
+fn read(words: Vec<String>) -> Result<Wanted, clap::Error> {
+    let mut command = Wanted::command();
+    let matches = command.try_get_matches_from_mut(words)?;
+    let mut wanted = Wanted::from_arg_matches(&matches)?;
+    let given = command.get_arguments().filter(|argument| {
+        matches.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine)
+    });
+    wanted.given = given
+        .filter_map(|argument| argument.get_long().map(str::to_owned))
+        .collect();
+    Ok(wanted)
+}
+
+/// Names options as a request does: `memory`, and not '--memory <SIZE>'.
+fn by_name(said: &str) -> String {
+    let mut parts = said.split("'--");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (flag, rest) = part.split_once('\'').unwrap_or((part, ""));
+        let name = flag.split([' ', '=', '[']).next().unwrap_or_default();
+        text.extend(["`", name, "`", rest]);
+    }
+    text
 }
 
 /// Returns the message about an option that no sandbox has, or about its value: a request has no flags.
@@ -136,6 +165,10 @@ mod tests {
             ),
             (json!({"no_such": true}), "unknown option `no-such`: "),
             (json!({"name": true}), "option `name` needs a value"),
+            (
+                json!({"from": "x", "upper": "disk"}),
+                "the argument `from` cannot be used with",
+            ),
         ] {
             let message = message(options);
             assert!(message.starts_with(begin), "{message}");

@@ -70,6 +70,11 @@ impl Held {
         Ok(())
     }
 
+    /// Returns how many there are.
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
     /// Returns whether a sandbox ends with the client.
     pub fn has(&self, id: &str) -> bool {
         self.lock().contains_key(id)

@@ -8,7 +8,7 @@ use micabox_image::progress::Progress;
 
 use super::flags::Wanted;
 use crate::failure::Failure;
-use crate::run::{Begin, Preparation};
+use crate::run::{Begin, Preparation, Pulls};
 use crate::{copies, log};
 
 /// Makes a sandbox that runs no command but those of the machine that it is a copy of. `progress` is told
@@ -18,6 +18,15 @@ pub fn create(
     cancel: Cancel,
     progress: Arc<dyn Progress>,
 ) -> Result<Sandbox, Failure> {
+    let pulls = Pulls {
+        told: Some(&progress),
+        bound: None,
+    };
+    create_with(wanted, cancel, pulls)
+}
+
+/// Makes a sandbox as [`create`] does, with images that come in a way of their own.
+pub fn create_with(wanted: &Wanted, cancel: Cancel, pulls: Pulls<'_>) -> Result<Sandbox, Failure> {
     wanted.sandbox.check()?;
     let prepared = Preparation {
         sandbox: &wanted.sandbox,
@@ -26,7 +35,7 @@ pub fn create(
         is_detached: false,
         is_stopped: false,
         cancel,
-        progress: Some(progress),
+        pulls,
     }
     .prepare()?;
     let sandbox = (prepared.create)()?;

@@ -73,9 +73,18 @@ impl Sandbox<'_> {
         let file = self.home.path().join("variables");
         std::fs::write(&file, "A=from a file\nB=2\n").unwrap();
         let flags = ["--env-file", file.to_str().unwrap(), "-e", "A=3"];
-        let own = ["-u", "0:50", "-w", "/made/here"];
+        let own = ["-u", "0:50", "-w", "/home"];
         let changed = self.script(&[&flags[..], &own].concat(), look).ok();
-        assert_eq!(changed, "3 yes 2\n/made/here\n0\n50\n/root\n");
+        assert_eq!(changed, "3 yes 2\n/home\n0\n50\n/root\n");
+        // A directory that is misspelt is not made.
+        let missing = self.exec(&["-w", "/made/here"], &["true"]);
+        assert_eq!(missing.code(), 125);
+        let said = missing.stderr();
+        assert!(
+            said.contains("working directory /made/here: no such file"),
+            "{said}"
+        );
+        assert_eq!(self.exec(&[], &["ls", "/made"]).code(), 1);
         // Without -i, stdin is empty; with it, it is ours.
         assert_eq!(self.exec(&[], &["cat"]).ok(), "");
         let mut mica = self.home.mica(&["exec", "-i", self.name, "cat"]);

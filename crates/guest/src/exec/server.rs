@@ -456,6 +456,7 @@ mod tests {
             argv: vec![b"echo".to_vec()],
             env: Vec::new(),
             cwd: Vec::new(),
+            make_cwd: false,
             user: String::new(),
             tty: None,
             stdin: false,

@@ -118,7 +118,7 @@ fn become_command(
     let identity = find_user(&spec.user, &spec.confinement.groups)?;
     let is_operation = files::is_operation(spec);
     if !is_operation {
-        enter_directory(&spec.cwd)?;
+        enter_directory(&spec.cwd, spec.make_cwd)?;
     }
     if matches!(order.place, Place::Namespace { .. }) {
         set_limits(kernel).map_err(|errno| other("set resource limits", errno))?;
@@ -282,10 +282,11 @@ fn read_accounts(path: &str) -> io::Result<Vec<u8>> {
     Ok(contents)
 }
 
-/// Changes to the working directory, created if missing (0755, owned by root) as in Docker.
+/// Changes to the working directory, which is created if `make` (0755, owned by root) as `docker run` does, and must be
+/// there otherwise, as for `docker exec`.
 ///
 /// Runs as root: the directory may be one that the user could not enter.
-fn enter_directory(cwd: &[u8]) -> Result<(), StartFailed> {
+fn enter_directory(cwd: &[u8], make: bool) -> Result<(), StartFailed> {
     let bad = |message: String, errno| failed(StartFailure::BadWorkdir, message, errno);
     if !cwd.is_empty() && !cwd.starts_with(b"/") {
         return Err(bad(
@@ -300,7 +301,7 @@ fn enter_directory(cwd: &[u8]) -> Result<(), StartFailed> {
         bad(format!("working directory {}: {words}", shown(cwd)), errno)
     };
     match std::env::set_current_dir(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        Err(error) if make && error.kind() == io::ErrorKind::NotFound => {
             fs::DirBuilder::new()
                 .recursive(true)
                 .mode(0o755)

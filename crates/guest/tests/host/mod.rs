@@ -57,6 +57,7 @@ pub fn command(argv: &[&str]) -> Exec {
             .collect(),
         env: Vec::new(),
         cwd: Vec::new(),
+        make_cwd: false,
         user: String::new(),
         tty: None,
         stdin: false,

@@ -73,6 +73,8 @@ impl Start {
         };
         Ok(Command {
             argv: Vec::new(),
+            // It is the sandbox's own.
+            make_workdir: true,
             ..command
         })
     }

@@ -42,6 +42,8 @@ pub enum ErrorKind {
     Damaged,
     /// The host's disk is full, or a quota is used up; or a filesystem in the sandbox is full.
     Full,
+    /// A registry can't be reached, or does not serve at the moment.
+    Unreachable,
     /// The host failed, or lacks something: a system call, a file, QEMU, the guest's kernel.
     Host,
 }

@@ -62,6 +62,23 @@ pub struct Rules {
     pub deny: Vec<Rule>,
 }
 
+impl Rule {
+    /// Whether this, as an allow rule, opens what no sandbox reaches otherwise: addresses by which the host talks to
+    /// itself, those where clouds serve credentials, and one of the host's own now.
+    pub fn opens_what_is_closed(&self) -> bool {
+        let rule::Target::Block(block) = self.target else {
+            // The addresses of a name stay closed.
+            return false;
+        };
+        let is_within = |private: &Block| self.is_within(*private);
+        PRIVATE.iter().any(is_within)
+            || block.single().is_some_and(|address| {
+                // What can't be asked for is taken for the host's.
+                OwnAddresses::new().map_or(true, |own| own.contains(address))
+            })
+    }
+}
+
 /// The rules, and the addresses that names last resolved to.
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
@@ -320,6 +337,28 @@ mod tests {
             let address = address.parse().unwrap();
             named.learn(&name("rebinding.example"), address, Duration::MAX, now);
             assert_eq!(named.allows(address, port, false, now), open, "{address}");
+        }
+    }
+
+    #[test]
+    fn rules_that_open_what_is_closed_are_told_from_others() {
+        for (rule, opens) in [
+            ("127.0.0.1", true),
+            ("127.0.0.0/8:80", true),
+            ("0.0.0.0", true),
+            ("169.254.169.254:80", true),
+            ("100.100.100.200", true),
+            ("168.63.129.16", true),
+            ("0.0.0.0/0", false),
+            ("10.0.0.0/8", false),
+            ("126.0.0.0/7", false),
+            ("localhost", false),
+            ("*.example.com", false),
+            // A documentation address, which is not this machine's.
+            ("203.0.113.7", false),
+        ] {
+            let rule: Rule = rule.parse().unwrap();
+            assert_eq!(rule.opens_what_is_closed(), opens, "{rule:?}");
         }
     }
 

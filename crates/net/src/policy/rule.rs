@@ -50,6 +50,11 @@ impl Block {
         Self { address, bits: 32 }
     }
 
+    /// Returns the address of a block that has one.
+    pub(super) fn single(self) -> Option<Ipv4Addr> {
+        (self.bits == 32).then_some(self.address)
+    }
+
     pub(super) fn contains(self, address: Ipv4Addr) -> bool {
         let difference = self.address.to_bits() ^ address.to_bits();
         difference

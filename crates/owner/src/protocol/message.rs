@@ -130,8 +130,10 @@ pub struct Exec {
     /// The environment, names and values. PATH, HOSTNAME, HOME and, on a terminal, TERM are
     /// added if they are missing.
     pub env: Vec<(Text, Text)>,
-    /// Working directory, absolute; made if missing. Empty means `/`.
+    /// Working directory, absolute. Empty means `/`.
     pub workdir: Text,
+    /// Whether the working directory is made if it is missing; otherwise the command does not start then.
+    pub make_workdir: bool,
     /// `name`, `uid`, `name:group` and so on, looked up in the sandbox. Empty means root.
     pub user: String,
     /// What limits it otherwise than the sandbox's commands.

@@ -301,6 +301,7 @@ impl Owner {
         for (client, why) in broken {
             self.copy_broken(id, client, why);
         }
+        self.drop_of_killed(id);
     }
 
     /// Handles the descriptor of an output's copy that is writable, or that nothing reads any more.

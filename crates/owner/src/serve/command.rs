@@ -54,6 +54,8 @@ pub(super) struct Command {
     pub(super) grace: Duration,
     /// It is killed if it starts: its client is gone.
     pub(super) is_abandoned: bool,
+    /// It was sent SIGKILL: output that its client does not take does not hold up its end.
+    pub(super) is_killed: bool,
     /// When the guest must have answered: about its start, or, with `answer_timeout`, at all.
     pub(super) answer_by: Option<Instant>,
     /// How long the guest may be silent about the running command while it is the guest's turn.
@@ -131,6 +133,7 @@ impl Command {
             note: String::new(),
             timed_out: false,
             is_abandoned: false,
+            is_killed: false,
             answer_by: None,
             answer_timeout: None,
             deadline: None,
@@ -304,6 +307,12 @@ impl Output {
     /// Takes the bytes held until now.
     pub(super) fn take_held(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.pending).into()
+    }
+
+    /// Drops all later bytes if the client has granted no more. Returns credit for the guest, if it is due.
+    pub(super) fn discard_unless_granted(&mut self) -> Option<u32> {
+        let is_held = matches!(self.sink, Sink::Frames) && self.window.available() == 0;
+        if is_held { self.discard() } else { None }
     }
 
     /// Drops pending and all later bytes. Returns credit for the guest, if it is due.

@@ -50,6 +50,7 @@ impl Owner {
                 .map(|(name, value)| (name.0.clone(), value.0.clone()))
                 .collect(),
             cwd: exec.workdir.0.clone(),
+            make_cwd: exec.make_workdir,
             user: exec.user.clone(),
             tty: exec.tty,
             stdin: !matches!(streams.stdin, Input::Closed),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use micabox_vmm::Memory;
-use micabox_wire::ToGuest;
+use micabox_wire::{OutputStream, ToGuest};
 
 use super::client::ClientId;
 use super::end::{Phase, Step};
@@ -329,6 +329,7 @@ impl Owner {
     /// Sends a command a signal: its process group, as coreutils' `timeout` does. As with Docker, the
     /// command with the sandbox's lifetime is sent it alone, and the rest ends with the sandbox.
     pub(super) fn signal(&mut self, id: u32, signal: i32) {
+        self.expect_end(id, signal);
         match self.commands.get(&id).filter(|command| command.runs()) {
             Some(command) if command.lifetime => self.signal_alone(id, signal),
             Some(_) => self.link.outbox.push(ToGuest::SignalGroup { id, signal }),
@@ -338,8 +339,30 @@ impl Owner {
 
     /// Sends a command's process a signal, and not its group.
     pub(super) fn signal_alone(&mut self, id: u32, signal: i32) {
+        self.expect_end(id, signal);
         if self.commands.get(&id).is_some_and(|command| command.runs()) {
             self.link.outbox.push(ToGuest::Signal { id, signal });
+        }
+    }
+
+    /// Lets a command that is killed end, whether its client takes its output or not.
+    fn expect_end(&mut self, id: u32, signal: i32) {
+        if signal == libc::SIGKILL
+            && let Some(command) = self.commands.get_mut(&id)
+        {
+            command.is_killed = true;
+            self.drop_of_killed(id);
+        }
+    }
+
+    /// Drops the output of a command that was killed which its client has granted no bytes for.
+    pub(super) fn drop_of_killed(&mut self, id: u32) {
+        for stream in [OutputStream::Stdout, OutputStream::Stderr] {
+            let command = self.commands.get_mut(&id);
+            if let Some(command) = command.filter(|command| command.is_killed) {
+                let credit = command.output(stream).discard_unless_granted();
+                self.link.outbox.credit(id, stream, credit);
+            }
         }
     }
 

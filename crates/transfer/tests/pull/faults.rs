@@ -579,5 +579,10 @@ fn a_layer_may_be_elsewhere_but_only_over_tls() {
     });
     let message = Puller::new().refusal(&registry.reference("x:1"));
     assert!(message.contains("not an https address"), "{message}");
+    // Nor is it looked for where the manifest says, if that is not to be.
+    let mut bound = Puller::new();
+    bound.options.layers_from_elsewhere = false;
+    let message = bound.refusal(&registry.reference("x:1"));
+    assert!(!message.contains("https address"), "{message}");
     assert!(elsewhere.requests().is_empty());
 }

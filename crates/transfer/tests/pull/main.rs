@@ -91,6 +91,7 @@ impl Puller {
                 settings: Arc::new(settings),
                 credentials: Credentials::none(),
                 cancellation: Cancellation::default(),
+                layers_from_elsewhere: true,
             },
             progress: Arc::default(),
         }

@@ -184,14 +184,15 @@ fn exec() -> impl Strategy<Value = Exec> {
         bytes(),
         text(),
         option::of(size()),
-        any::<(bool, u32)>(),
+        any::<(bool, bool, u32)>(),
         confinement(),
     )
         .prop_map(
-            |(argv, env, cwd, user, tty, (stdin, output_window), confinement)| Exec {
+            |(argv, env, cwd, user, tty, (make_cwd, stdin, output_window), confinement)| Exec {
                 argv,
                 env,
                 cwd,
+                make_cwd,
                 user,
                 tty,
                 stdin,

@@ -212,6 +212,8 @@ def _configuration(config: SandboxEnvironmentConfigType | None) -> BaseModel:
     path = Path(config)
     if path.is_file():
         return MicaboxConfig(**yaml.safe_load(path.read_text()))
+    if path.suffix in (".yaml", ".yml"):
+        raise FileNotFoundError(errno.ENOENT, "no such configuration of a sandbox", str(path))
     # An image's name, which Inspect took for a path from the task's directory, where this runs.
     return MicaboxConfig(image=os.path.relpath(config) if path.is_absolute() else config)
 

@@ -22,11 +22,19 @@ from smolagents.utils import AgentError
 from micabox import Sandbox, TimeoutException
 from micabox.code.model import Execution, Result
 
-# An empty module in the place of one that is not there.
-_OPTIONAL = """
-import importlib.util, sys, types
-if not importlib.util.find_spec("{module}"):
-    sys.modules["{module}"] = types.ModuleType("{module}")
+# smolagents has what a tool's functions import imported before them as well. What its own `final_answer` does without
+# need not be there: empty modules stand in while the tools are defined, and for no code of the agent's.
+_STAND_IN = """
+import importlib.util as _util, sys as _sys, types as _types
+_absent = [name for name in {modules!r} if _util.find_spec(name) is None]
+_sys.modules.update((name, _types.ModuleType(name)) for name in _absent)
+"""
+_STAND_ASIDE = """
+for _name in _absent:
+    _sys.modules.pop(_name, None)
+    globals().pop(_name, None)
+globals().pop("_name", None)
+del _absent, _util, _sys, _types
 """
 _TEXTS = ("html", "latex", "markdown", "svg", "text")
 
@@ -60,15 +68,16 @@ class MicaboxExecutor(RemotePythonExecutor):
 
     def send_tools(self, tools: dict[str, Tool]) -> None:
         """Defines tools in the sandbox, and installs what they import."""
-        # What smolagents adds to `final_answer` imports these, and does without them.
         optional = {"PIL", "numpy"}
         for name, tool in tools.items():
             if name != "final_answer":
                 optional -= set(tool.to_dict()["requirements"])
-        for module in optional:
-            self.run_code_raise_errors(_OPTIONAL.format(module=module))
         self.installed_packages += optional
-        super().send_tools(tools)
+        self.run_code_raise_errors(_STAND_IN.format(modules=sorted(optional)))
+        try:
+            super().send_tools(tools)
+        finally:
+            self.run_code_raise_errors(_STAND_ASIDE)
 
     def run_code_raise_errors(self, code: str) -> CodeOutput:
         """Runs code; what it raises is an AgentError, which the agent's model is told."""

@@ -31,12 +31,12 @@ class AsyncCommandHandle:
     @property
     def stdout(self) -> str:
         """Its stdout, as far as it was taken."""
-        return self._command.text(0)
+        return self._command.text(1)
 
     @property
     def stderr(self) -> str:
         """Its stderr, as far as it was taken."""
-        return self._command.text(1)
+        return self._command.text(2)
 
     @property
     def exit_code(self) -> int | None:
@@ -54,7 +54,7 @@ class AsyncCommandHandle:
             yield piece
 
     async def raw(self) -> AsyncIterator[tuple[int, bytes]]:
-        """Its output as it comes: of stdout and of a terminal (0), or of stderr (1). It is not kept for
+        """Its output as it comes: of stdout and of a terminal (1), or of stderr (2). It is not kept for
         `stdout`, `stderr` and `wait`."""
         while output := await self._command.raw():
             yield output

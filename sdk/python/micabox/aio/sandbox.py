@@ -16,7 +16,7 @@ from micabox.core.by_id import ByIdToo, by_id_or_false
 from micabox.core.sandbox import sandboxes
 from micabox.errors import SandboxNotFoundException
 from micabox.io.tasks import TaskIo
-from micabox.model.options import Options, of_arguments
+from micabox.model.options import Options, documented, of_arguments
 from micabox.model.progress import OnProgress
 from micabox.model.sandbox import Change, SandboxInfo, SnapshotInfo, Stats
 
@@ -38,6 +38,7 @@ class AsyncSandbox:
         self.pty = AsyncPty(core.commands)
 
     @classmethod
+    @documented
     async def create(
         cls,
         image: str | None = None,

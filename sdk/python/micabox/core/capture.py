@@ -7,8 +7,7 @@ import time
 from micabox.core.exec import exit_code
 from micabox.core.handle import Command
 from micabox.model.command import Capture
-from micabox.protocol.command import Output
-from micabox.protocol.frames import STDOUT
+from micabox.protocol.command import Output, descriptor
 
 DEFAULT_LIMIT = 16 << 20
 
@@ -18,7 +17,7 @@ class Collector:
 
     def __init__(self, command: Command, limit: int) -> None:
         self._process = command.process
-        self._room = [limit, limit]
+        self._room = {1: limit, 2: limit}
         self.capture = Capture()
 
     async def collect(self, deadline: float | None = None) -> bool:
@@ -37,7 +36,7 @@ class Collector:
         return True
 
     def _keep(self, output: Output) -> None:
-        stream = 0 if output.stream == STDOUT else 1
+        stream = descriptor(output)
         kept = output.data[: self._room[stream]]
         self._room[stream] -= len(kept)
         self.capture.truncated |= len(kept) < len(output.data)

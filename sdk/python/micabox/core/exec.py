@@ -46,11 +46,15 @@ class Defaults:
         """A request to run a program."""
         env = dict(self._record.get("env") or []) | arguments.variables(envs, "envs")
         limit = arguments.limit(timeout)
+        own = self.path("")
+        workdir = own if cwd is None else self.path(cwd)
         return {
             "type": "exec",
             "argv": [encode_text(word) for word in arguments.texts(argv, "cmd")],
             "env": [[encode_text(name), encode_or_keep(value)] for name, value in env.items()],
-            "workdir": encode_text(self.path("" if cwd is None else cwd)),
+            "workdir": encode_text(workdir),
+            # The image may lack its own.
+            "make_workdir": workdir == own,
             "user": self.user(user),
             "tty": terminal(size) if size else None,
             "stdin": "frames" if stdin else "null",

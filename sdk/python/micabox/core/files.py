@@ -30,7 +30,7 @@ from micabox.model.files import (
     WriteInfo,
 )
 from micabox.protocol.frames import STDOUT
-from micabox.protocol.replies import ReplyDecoder, encode_text, text
+from micabox.protocol.replies import ReplyDecoder, encode_reply, encode_text, text
 
 _FILES = "\0files"
 # Milliseconds that the guest may be silent.
@@ -115,7 +115,7 @@ class Files:
         self, what: str, user: str | None, stdin: bool = False, **operation: Any
     ) -> Operation:
         """Begins an operation of docs/protocol.md."""
-        path = str(operation.get("path") or operation.get("from"))
+        path = str(operation.get("path") or operation.get("from") or "")
         paths = ("path", "from", "to")
         said = {key: encode_text(v) if key in paths else v for key, v in operation.items()}
         request = {
@@ -205,8 +205,52 @@ class Files:
     async def write_files(
         self, files: Sequence[WriteEntry] | Sequence[AsyncWriteEntry], user: str | None
     ) -> builtins.list[WriteInfo]:
-        """Writes files, one after the other."""
-        return [await self.write(file["path"], file["data"], user) for file in files]
+        """Writes files, one after the other, in one operation."""
+        if len(files) < 2:
+            return [await self.write(file["path"], file["data"], user) for file in files]
+        written: builtins.list[WriteInfo] = []
+        operation: dict[str, Any] = {"existing": "truncate", "mode": 0o644, "parents": True}
+        begun = await self.begin("write", user, True, type="write_many", **operation)
+        batch = bytearray()
+
+        async def finish() -> None:
+            await begun.process.write(bytes(batch))
+            await begun.process.close_stdin()
+            await begun.finish()
+
+        pieces = self._pieces(files)
+        try:
+            while True:
+                try:
+                    path, data, continues = await anext(pieces)
+                except StopAsyncIteration:
+                    break
+                except Exception:
+                    await finish()  # what comes before it is written all the same
+                    raise
+                piece = {"path": encode_text(path), "size": len(data), "continues": continues}
+                batch += encode_reply(piece) + data
+                if not continues:
+                    written.append(WriteInfo(posixpath.basename(path), FileType.FILE, path))
+                if len(batch) >= _PIECE:
+                    if not await begun.process.write(bytes(batch)):
+                        break
+                    batch.clear()
+            await finish()
+        finally:
+            begun.close()
+        return written
+
+    async def _pieces(
+        self, files: Sequence[WriteEntry] | Sequence[AsyncWriteEntry]
+    ) -> AsyncIterator[tuple[str, memoryview, bool]]:
+        for file in files:
+            path, continues = self.absolute(file["path"]), False
+            async for data in pieces_of(file["data"]):
+                yield path, data, continues
+                continues = True
+            if not continues:
+                yield path, memoryview(b""), False
 
     async def list(self, path: str, depth: int, user: str | None) -> builtins.list[EntryInfo]:
         """What is in a directory, and in those below to this depth."""

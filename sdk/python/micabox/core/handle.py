@@ -14,6 +14,7 @@ from micabox.core.files import pieces_of
 from micabox.core.process import Process
 from micabox.errors import InUseException, NotFoundException, TimeoutException
 from micabox.model.command import CommandExitException, CommandResult, PtySize
+from micabox.protocol.command import descriptor
 from micabox.protocol.frames import STDOUT
 
 Text = Callable[[str], Any]
@@ -41,30 +42,31 @@ class Command:
         """Its process ID in the sandbox."""
         return self.process.pid
 
-    def text(self, stream: int) -> str:
-        """What was taken of its output: of stdout (0), of stderr (1)."""
-        return "".join(self._texts[stream])
+    def text(self, descriptor: int) -> str:
+        """What was taken of its output: of stdout (1), of stderr (2)."""
+        return "".join(self._texts[descriptor - 1])
 
     async def piece(self, timeout: float | None = None) -> Piece | None:
         """The next piece of output; None at its end."""
         while output := await self.process.output(timeout):
             if self._is_terminal:
                 return None, None, output.data
-            stream = 0 if output.stream == STDOUT else 1
-            text = self._decoders[stream].decode(output.data)
+            is_stdout = output.stream == STDOUT
+            place = 0 if is_stdout else 1
+            text = self._decoders[place].decode(output.data)
             if text:
-                self._texts[stream].append(text)
-                return (None, text, None) if stream else (text, None, None)
+                self._texts[place].append(text)
+                return (text, None, None) if is_stdout else (None, text, None)
         self._note_end()
         return None
 
     async def raw(self) -> tuple[int, bytes] | None:
-        """The next output of stdout (0), which a terminal's is too, or stderr (1), which is not kept."""
+        """The next output of stdout (1), which a terminal's is too, or stderr (2), which is not kept."""
         output = await self.process.output()
         if output is None:
             self._note_end()
             return None
-        return 0 if output.stream == STDOUT else 1, output.data
+        return descriptor(output), output.data
 
     async def wait(
         self,
@@ -91,7 +93,7 @@ class Command:
             texts.append(decoder.decode(b"", final=True))
         code = exit_code(exited)
         error = f"signal {code - 128} ended it" if "signaled" in exited["status"] else None
-        self.result = CommandResult(self.text(1), self.text(0), code, error)
+        self.result = CommandResult(self.text(2), self.text(1), code, error)
 
     def _finish(self) -> CommandResult:
         exited = self.process.exited or {}

@@ -44,17 +44,17 @@ class Capture:
     truncated: bool = False
     """Whether it has written more to stdout or stderr than was kept."""
     pieces: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
-    """What it has written, in the order in which it came: to stdout (0) or stderr (1)."""
+    """What it has written, in the order in which it came: to stdout (1) or stderr (2)."""
 
     @property
     def stdout(self) -> bytes:
         """What was kept of its stdout."""
-        return b"".join(data for stream, data in self.pieces if stream == 0)
+        return b"".join(data for descriptor, data in self.pieces if descriptor == 1)
 
     @property
     def stderr(self) -> bytes:
         """What was kept of its stderr."""
-        return b"".join(data for stream, data in self.pieces if stream == 1)
+        return b"".join(data for descriptor, data in self.pieces if descriptor == 2)
 
     @property
     def output(self) -> bytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict, cast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypedDict, TypeVar, cast
 
 from micabox import arguments
 from micabox.model.sandbox import OptionValue
@@ -68,6 +69,22 @@ class Options(TypedDict, total=False):
     init: bool
     cold: bool
     stop_signal: str
+
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def documented(function: _Function) -> _Function:
+    """Adds the options to a function's documentation."""
+    options = Options.__annotations__.items()
+    lines = "\n".join(
+        f"    {name}: {getattr(kind, '__forward_arg__', kind)}" for name, kind in options
+    )
+    said = inspect.cleandoc(function.__doc__ or "")
+    function.__doc__ = (
+        f"{said}\n\nOptions, by the names that `mica run --help` explains:\n\n{lines}\n"
+    )
+    return function
 
 
 def of_arguments(

@@ -32,6 +32,11 @@ class Output:
     granted: bool = False
 
 
+def descriptor(output: Output) -> int:
+    """The number that the output's descriptor has for the command: 1 of stdout, 2 of stderr."""
+    return 1 if output.stream == STDOUT else 2
+
+
 class CommandState:
     """What is known of a command, from its messages; makes the frames that answer them.
 

@@ -41,6 +41,12 @@ class ReplyDecoder:
         return replies
 
 
+def encode_reply(value: dict[str, Any]) -> bytes:
+    """A length and JSON, for an operation's stdin."""
+    body = json.dumps(value).encode()
+    return struct.pack("<I", len(body)) + body
+
+
 def text(value: Any) -> str:
     """A string of the protocol; bytes that are not UTF-8 become surrogates, as in `os.fsdecode`."""
     if isinstance(value, str):

@@ -13,7 +13,7 @@ from micabox.core.by_id import ByIdToo, by_id_or_false
 from micabox.core.sandbox import sandboxes
 from micabox.errors import SandboxNotFoundException
 from micabox.io.blocking import BlockingIo, complete
-from micabox.model.options import Options, of_arguments
+from micabox.model.options import Options, documented, of_arguments
 from micabox.model.progress import OnProgress
 from micabox.model.sandbox import Change, SandboxInfo, SnapshotInfo, Stats
 from micabox.sync.commands import Commands
@@ -37,6 +37,7 @@ class Sandbox:
         self.pty = Pty(core.commands)
 
     @classmethod
+    @documented
     def create(
         cls,
         image: str | None = None,

@@ -173,6 +173,12 @@ def test_the_command_line_finds_it(tmp_path: Path) -> None:
     assert sample.output.completion == "by the setup\n", done.stdout
 
 
+def test_a_configuration_that_is_missing_is_no_image() -> None:
+    for name in ("missing.yaml", "/no/such/box.yml"):
+        with pytest.raises(FileNotFoundError, match="no such configuration"):
+            asyncio.run(MicaboxSandboxEnvironment.sample_init("task", name, {}))
+
+
 def test_a_configuration_survives_its_log() -> None:
     again = MicaboxSandboxEnvironment.config_deserialize(CONFIG.model_dump())
     assert again == CONFIG and hash(again) == hash(CONFIG)

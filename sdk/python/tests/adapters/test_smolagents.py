@@ -64,6 +64,21 @@ def test_an_agent_s_code_and_tools_run_in_the_sandbox() -> None:
         assert box.is_running()
 
 
+def test_a_library_that_the_image_lacks_is_missing_for_the_agent_s_code() -> None:
+    with make() as box:
+        model = Script(
+            "import importlib.util\nprint(importlib.util.find_spec('numpy'))\nimport numpy",
+            "try:\n    import PIL\nexcept ImportError:\n    print('without')\nnumpy",
+            "final_answer(object())",
+            "final_answer('done')",
+        )
+        with CodeAgent(tools=[double], model=model, executor=MicaboxExecutor(box)) as agent:
+            assert agent.run("What is there?") == "done"
+        assert "None" in model.heard[1] and "ModuleNotFoundError" in model.heard[1]
+        assert "without" in model.heard[2] and "NameError" in model.heard[2]
+        assert "Cannot safely serialize object of type object" in model.heard[3]
+
+
 def test_values_and_errors_come_back(executor: MicaboxExecutor) -> None:
     assert executor("x = 6\nprint('said')\nx * 7").output == "42"
     done = executor("import sys; print('out'); print('err', file=sys.stderr)")

@@ -89,7 +89,7 @@ export class Commands {
     });
     const handle = new CommandHandle(this.#hold(process, stdin === true), opts);
     if (source !== undefined) {
-      feed(source, process.stdin).catch((error: unknown) => {
+      process.awaited(feed(source, process.stdin)).catch((error: unknown) => {
         // Half of stdin is not what the command was to be given.
         if (handle.exitCode === undefined) handle.fail(error);
       });

@@ -9,7 +9,7 @@ import type { SandboxRecord } from "../sandbox/record.js";
 export const GRACE = 2000;
 
 export interface ExecOptions {
-  /** Working directory, from the sandbox's; made if missing. */
+  /** Working directory, from the sandbox's; it must be there. */
   cwd?: string;
   /** `name`, `uid`, `name:group` and so on; the sandbox's unless given. */
   user?: string;
@@ -48,6 +48,8 @@ export class Defaults {
       argv: argv.map(encodeText),
       env: [...kept, ...given],
       workdir: cwd === undefined ? workdir : encodeText(this.path(cwd)),
+      // The image may lack its own.
+      make_workdir: cwd === undefined || this.path(cwd) === textString(workdir),
       user: this.user(user),
       timeout,
       grace: timeout > 0 ? GRACE : 0,

@@ -11,6 +11,7 @@ import { whole } from "../protocol/number.js";
 import type { Exit } from "./process.js";
 import type { Running, Sink } from "./running.js";
 import { Subscription } from "./subscription.js";
+import { decoder, Text } from "./text.js";
 
 /** How a command ended, and what it wrote. */
 export interface CommandResult {
@@ -51,8 +52,7 @@ const MAX_SIGNAL = 64;
 
 export class CommandHandle implements AsyncIterable<Output> {
   readonly #running: Running;
-  readonly #texts = { stdout: "", stderr: "" };
-  readonly #decoders = decoders();
+  readonly #texts = { stdout: new Text(), stderr: new Text() };
   readonly #options: HandleOptions;
   /** Fails when the caller takes no more notice of it. */
   readonly #givenUp: Promise<never>;
@@ -73,7 +73,7 @@ export class CommandHandle implements AsyncIterable<Output> {
     running.subscribe(this.#take);
     running.ended.then(this.#flush, () => undefined);
     if ((onStdout ?? onStderr ?? onOutput) !== undefined) {
-      this.#outputs = new Subscription(running, this.#givenUp);
+      this.#outputs = new Subscription(running, this.#givenUp, { keepsAlive: false });
       this.#told = this.#tell(this.#outputs);
       this.#told.catch(() => undefined);
     }
@@ -93,11 +93,11 @@ export class CommandHandle implements AsyncIterable<Output> {
 
   /** What it has written until now, since this handle is there. */
   get stdout(): string {
-    return this.#texts.stdout;
+    return this.#texts.stdout.text;
   }
 
   get stderr(): string {
-    return this.#texts.stderr;
+    return this.#texts.stderr.text;
   }
 
   /** Undefined while it runs. */
@@ -114,7 +114,7 @@ export class CommandHandle implements AsyncIterable<Output> {
    */
   async wait(): Promise<CommandResult> {
     this.#running.begin();
-    const { code, timedOut } = await Promise.race([this.#givenUp, this.#end()]);
+    const { code, timedOut } = await this.#running.process.awaited(Promise.race([this.#givenUp, this.#end()]));
     if (timedOut) throw new TimeoutError("the command's time was over", { kind: "timed_out" });
     const result = { exitCode: code, stdout: this.stdout, stderr: this.stderr };
     if (code !== 0) throw new CommandExitError(result);
@@ -159,7 +159,7 @@ export class CommandHandle implements AsyncIterable<Output> {
 
   /** One output from now on, as a web stream. */
   readable(stream: Output["stream"]): ReadableStream<Uint8Array> {
-    const outputs = new Subscription(this.#running, this.#givenUp, stream);
+    const outputs = new Subscription(this.#running, this.#givenUp, { stream });
     return new ReadableStream<Uint8Array>(
       {
         async pull(controller): Promise<void> {
@@ -218,13 +218,16 @@ export class CommandHandle implements AsyncIterable<Output> {
   }
 
   readonly #take: Sink = ({ stream, data }, taken) => {
-    if (this.#options.capture !== false) this.#texts[stream] += this.#decoders[stream].decode(data, { stream: true });
+    try {
+      if (this.#options.capture !== false) this.#texts[stream].add(data);
+    } catch (error) {
+      this.fail(error);
+    }
     taken();
   };
 
-  /** Half a character at the end becomes U+FFFD. */
   readonly #flush = (): void => {
-    for (const stream of STREAMS) this.#texts[stream] += this.#decoders[stream].decode();
+    for (const stream of STREAMS) this.#texts[stream].end();
   };
 
   readonly #abort = (): void => {
@@ -233,6 +236,5 @@ export class CommandHandle implements AsyncIterable<Output> {
 }
 
 function decoders(): Record<Output["stream"], TextDecoder> {
-  const decoder = (): TextDecoder => new TextDecoder("utf-8", { ignoreBOM: true });
   return { stdout: decoder(), stderr: decoder() };
 }

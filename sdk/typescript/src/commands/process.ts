@@ -29,6 +29,9 @@ export class Process {
   readonly #started = performance.now();
   /** Whether another client has its stdin, if it was attached to. */
   readonly isStdinTaken: boolean;
+  /** How many wait for something of it. */
+  #awaited = 0;
+  #isAlone = false;
 
   private constructor(pid: number, call: Call, connection: Connection, socket: Socket, timeout: number, isStdinTaken: boolean) {
     this.pid = pid;
@@ -114,10 +117,22 @@ export class Process {
     this.#call.send({ type: "resize", ...size });
   }
 
-  /** Whether it keeps this process alive. */
-  keepsAlive(is: boolean): void {
-    if (is) this.#socket.ref();
-    else this.#socket.unref();
+  /** Keeps this process alive from now on only while something is awaited. */
+  goOnAlone(): void {
+    if (this.#awaited === 0) this.#socket.unref();
+    this.#isAlone = true;
+  }
+
+  /** What the caller waits for: this process lives as long. */
+  async awaited<T>(work: Promise<T>): Promise<T> {
+    this.#awaited += 1;
+    this.#socket.ref();
+    try {
+      return await work;
+    } finally {
+      this.#awaited -= 1;
+      if (this.#awaited === 0 && this.#isAlone) this.#socket.unref();
+    }
   }
 
   /** Ends the connection, and the program if it runs and was started here. `exit` has this error. */

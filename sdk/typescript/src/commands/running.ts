@@ -37,6 +37,8 @@ export class Running {
 
   constructor(process: Process, hasStdin: boolean) {
     this.process = process;
+    // A program that is done ends, whatever it has left in the background.
+    process.goOnAlone();
     this.#hasStdin = hasStdin;
     const begun = new Promise<void>((resolve) => {
       this.#begin = resolve;
@@ -80,13 +82,11 @@ export class Running {
 
   subscribe(sink: Sink): void {
     this.#sinks.add(sink);
-    this.process.keepsAlive(true);
   }
 
   /** Hands it nothing more. What it was handed, it must take all the same. */
   unsubscribe(sink: Sink): void {
     this.#sinks.delete(sink);
-    if (this.#sinks.size === 0) this.process.keepsAlive(false);
   }
 
   /**
@@ -100,13 +100,13 @@ export class Running {
     this.#checkStdin();
     if (this.exit !== undefined) throw new NotFoundError("the command has ended", { kind: "not_found" });
     if (this.#over !== undefined) await this.exited;
-    for await (const piece of pieces(data)) await this.process.stdin.write(piece);
+    for await (const piece of pieces(data)) await this.process.awaited(this.process.stdin.write(piece));
   }
 
   /** Ends its stdin. */
   async closeStdin(): Promise<void> {
     this.#checkStdin();
-    await this.process.stdin.end();
+    await this.process.awaited(this.process.stdin.end());
   }
 
   /** Kills it; false if it has ended. */

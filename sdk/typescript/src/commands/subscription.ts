@@ -9,13 +9,15 @@ export class Subscription implements AsyncIterableIterator<Output> {
   readonly #running: Running;
   readonly #stream: Output["stream"] | undefined;
   readonly #queue = new Queue<{ output: Output; taken: () => void }>();
+  readonly #keepsAlive: boolean;
   /** Bytes in the queue. */
   #unread = 0;
 
-  /** Outputs of both streams, or of this one; until `givenUp` fails. */
-  constructor(running: Running, givenUp: Promise<never>, stream?: Output["stream"]) {
+  /** Outputs of both streams, or of this one; until `givenUp` fails. Waiting for one keeps this process alive, unless it is said not to. */
+  constructor(running: Running, givenUp: Promise<never>, { stream, keepsAlive = true }: { stream?: Output["stream"]; keepsAlive?: boolean } = {}) {
     this.#running = running;
     this.#stream = stream;
+    this.#keepsAlive = keepsAlive;
     running.subscribe(this.#take);
     running.ended.then(
       () => this.#queue.end(),
@@ -26,7 +28,8 @@ export class Subscription implements AsyncIterableIterator<Output> {
   }
 
   async next(): Promise<IteratorResult<Output, undefined>> {
-    const item = await this.#queue.next();
+    const next = this.#queue.next();
+    const item = await (this.#keepsAlive ? this.#running.process.awaited(next) : next);
     if (item === undefined) return { done: true, value: undefined };
     this.#unread -= item.output.data.length;
     item.taken();

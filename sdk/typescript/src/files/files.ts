@@ -4,14 +4,14 @@ import { posix } from "node:path";
 
 import { unlessAborted } from "../cancel.js";
 import type { Defaults } from "../commands/exec.js";
-import { pieces, type Data } from "../data.js";
+import { pieces, type Data, type Pieces } from "../data.js";
 import { FileExistsError, FileNotFoundError, InvalidArgumentError, ProtocolError } from "../errors.js";
 import type { Owner } from "../owner.js";
 import { MAX_U32, whole } from "../protocol/number.js";
 import { encodeText, type Text } from "../protocol/text.js";
 import { entryBelow, entryInfo, writeInfo, type EntryInfo, type WriteInfo } from "./entry.js";
 import { Operation, type Request } from "./operation.js";
-import type { Stat } from "./replies.js";
+import { encodeReply, type Stat } from "./replies.js";
 import { WatchHandle, type OnEvent } from "./watch.js";
 
 export interface FilesystemOptions {
@@ -42,6 +42,9 @@ type Reading = FilesystemOptions & {
   /** Most bytes that are read; all unless given. */
   length?: number;
 };
+
+/** Bytes of many files that are sent at a time. */
+const BATCH = 256 << 10;
 
 /** Most entries of a list: the guest may lie. */
 const MAX_ENTRIES = 10_000_000;
@@ -84,9 +87,51 @@ export class Filesystem {
     opts: WriteOptions = {},
   ): Promise<WriteInfo | WriteInfo[]> {
     if (typeof where === "string") return this.#write(where, what as Data, opts);
-    const written: WriteInfo[] = [];
-    for (const { path, data } of where) written.push(await this.#write(path, data, (what ?? {}) as WriteOptions));
+    return this.#writeMany(where, (what ?? {}) as WriteOptions);
+  }
+
+  /** Writes files, one after the other, in one operation. */
+  async #writeMany(files: WriteEntry[], { user, signal }: WriteOptions): Promise<WriteInfo[]> {
+    const [first] = files;
+    if (first === undefined) return [];
+    const written = files.map(({ path }) => {
+      this.#path(path);
+      return writeInfo(this.#defaults.path(path));
+    });
+    const source = this.#pieces(files);
+    try {
+      const fields = { type: "write_many", existing: "truncate", mode: 0o644, parents: true };
+      const begun = await unlessAborted("writing files", signal, source.next());
+      const operation = await this.#start("write", first.path, fields, user, { stdin: true });
+      await operation.write(source, begun, signal);
+    } finally {
+      source.return().catch(() => undefined);
+    }
     return written;
+  }
+
+  /** What `write_many` reads: before the bytes of each piece, of what file they are. */
+  async *#pieces(files: WriteEntry[]): Pieces {
+    let batch: Uint8Array[] = [];
+    let size = 0;
+    for (const file of files) {
+      const path = this.#path(file.path);
+      const add = (data: Uint8Array, continues: boolean): void => {
+        const head = encodeReply({ path, size: data.length, continues });
+        batch.push(head, data);
+        size += head.length + data.length;
+      };
+      let continues = false;
+      for await (const data of pieces(file.data)) {
+        add(data, continues);
+        continues = true;
+        if (size < BATCH) continue;
+        yield Buffer.concat(batch);
+        [batch, size] = [[], 0];
+      }
+      if (!continues) add(new Uint8Array(), false);
+    }
+    yield Buffer.concat(batch);
   }
 
   async #write(path: string, data: Data, { user, signal }: WriteOptions): Promise<WriteInfo> {
@@ -231,10 +276,11 @@ function joined(pieces: readonly Uint8Array[]): Uint8Array<ArrayBuffer> {
 
 function streamOf(operation: Operation): ReadableStream<Uint8Array> {
   const bytes = operation.bytes();
+  operation.goOnAlone();
   return new ReadableStream<Uint8Array>(
     {
       async pull(controller): Promise<void> {
-        const { done, value } = await bytes.next();
+        const { done, value } = await operation.awaited(bytes.next());
         if (done === true || value === undefined) controller.close();
         else controller.enqueue(value);
       },

@@ -108,6 +108,16 @@ export class Operation {
     }
   }
 
+  /** Keeps this process alive from now on only while something is awaited. */
+  goOnAlone(): void {
+    this.#process.goOnAlone();
+  }
+
+  /** What the caller waits for: this process lives as long. */
+  awaited<T>(work: Promise<T>): Promise<T> {
+    return this.#process.awaited(work);
+  }
+
   /** Ends it before its end. */
   cancel(): void {
     this.#process.close();

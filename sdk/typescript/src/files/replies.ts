@@ -29,6 +29,14 @@ export type Reply =
   | { type: "failed"; path?: Text; errno: number; message: string }
   | { type: "left_out"; path: Text; what: string };
 
+/** Encodes what an operation reads: a length and JSON. */
+export function encodeReply(value: object): Buffer {
+  const json = Buffer.from(JSON.stringify(value));
+  const length = Buffer.alloc(LENGTH);
+  length.writeUInt32LE(json.length);
+  return Buffer.concat([length, json]);
+}
+
 /** A guest may lie: the fields that are used are what they must be. */
 function parse(json: string): Reply {
   const reply = parsed(json);

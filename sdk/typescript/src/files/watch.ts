@@ -48,6 +48,8 @@ export class WatchHandle implements AsyncDisposable {
 
   constructor(operation: Operation, onEvent: OnEvent, onExit?: (error?: Error) => void | Promise<void>) {
     this.#operation = operation;
+    // A program that is done ends, whatever it watches.
+    operation.goOnAlone();
     const exit = (error?: Error): unknown => calling.run(this, () => onExit?.(this.#isStopped ? undefined : error));
     // What `onExit` throws is no failure of the watch's.
     this.#ended = this.#run(onEvent)

@@ -384,6 +384,8 @@ impl Start {
         let sandbox = served.sandbox.clone();
         let mut command = blocking(move || Ok(sandbox.command(&overrides)?)).await?;
         login::keep_path(&mut command);
+        // An account's own is made.
+        command.make_workdir = config.cwd.is_none();
         command.tty = self.pty.map(|pty| pty.size.into());
         command.stdin = self.pty.is_some() || self.stdin.unwrap_or(true);
         Ok(command)

@@ -89,14 +89,33 @@ pub struct MachineArgs {
     pub quiet: bool,
 }
 
+/// How images that are not here come.
+#[derive(Clone, Copy, Default)]
+pub struct Pulls<'a> {
+    /// What is told of them, in place of the user's terminal.
+    pub told: Option<&'a Arc<dyn Progress>>,
+    /// Says whether an image may be asked for, where the one who names it is not the user. Then no other host is
+    /// asked either, whatever the image's manifest says.
+    pub bound: Option<&'a dyn Bound>,
+}
+
+/// A bound to the registries that are asked for images.
+pub trait Bound {
+    /// Fails if this image's registry is not to be asked.
+    fn may_pull(
+        &self,
+        image: &Reference,
+        settings: &micabox_transfer::Settings,
+    ) -> Result<(), Failure>;
+}
+
 impl MachineArgs {
-    /// Finds an image, and pulls it if necessary and allowed. `told` is told of the pull in place of the
-    /// user's terminal; `cancel` ends it.
+    /// Finds an image, and pulls it if necessary and allowed. `cancel` ends that.
     pub fn image(
         &self,
         store: &Store,
         name: &str,
-        told: Option<&Arc<dyn Progress>>,
+        pulls: Pulls<'_>,
         cancel: &Cancel,
     ) -> Result<Image, Failure> {
         let mut options = PullOptions::new(settings::settings()?);
@@ -116,7 +135,11 @@ impl MachineArgs {
         let reference: Reference = name
             .parse()
             .map_err(|error| Failure::of(&error).context("reading the image's name"))?;
-        let progress = match told {
+        if let Some(bound) = pulls.bound.filter(|_| options.policy != PullPolicy::Never) {
+            bound.may_pull(&reference, &options.settings)?;
+            options.layers_from_elsewhere = false;
+        }
+        let progress = match pulls.told {
             Some(told) => Arc::clone(told),
             None if self.quiet => Arc::new(Silent) as _,
             None => bars::watch(&reference.familiar()),

@@ -29,6 +29,8 @@ pub enum Work {
     Read(OwnedFd, Option<u64>),
     /// Write stdin to a file.
     Write(OwnedFd),
+    /// Write the files on stdin, which this opens.
+    WriteMany(Box<dyn Fn(&[u8]) -> Result<OwnedFd, Failed>>),
     /// Remove the directory of this name in a directory.
     Remove(OwnedFd, Vec<u8>),
     /// List a directory.
@@ -87,6 +89,18 @@ impl Failed {
             path: Vec::new(),
             errno: None,
             message,
+        }
+    }
+
+    /// Names the file, if no other is named.
+    fn of(self, path: &[u8]) -> Self {
+        if self.path.is_empty() {
+            Self {
+                path: path.to_vec(),
+                ..self
+            }
+        } else {
+            self
         }
     }
 

@@ -41,7 +41,15 @@ pub fn begin(root: Root, request: FileRequest, watching: Option<Watching>) -> Re
             existing,
             mode,
             parents,
-        } => return write(&root, &path, existing, mode, parents),
+        } => return Ok(Work::Write(write(&root, &path, existing, mode, parents)?)),
+        Request::WriteMany {
+            existing,
+            mode,
+            parents,
+        } => {
+            let open = move |path: &[u8]| write(&root, path, existing, mode, parents);
+            return Ok(Work::WriteMany(Box::new(open)));
+        }
         Request::Stat { path, follow } => {
             let file = found(&root, &path, follow)?;
             let stat = list::stat(file.as_fd(), b"", AtFlags::EMPTY_PATH)?;
@@ -153,13 +161,14 @@ fn ready(file: &OwnedFd) -> Result<(), Errno> {
     fcntl_setfl(file, fcntl_getfl(file)?.difference(OFlags::NONBLOCK))
 }
 
+/// Opens a file to write to it.
 fn write(
     root: &Root,
     path: &[u8],
     existing: Existing,
     mode: u16,
     parents: bool,
-) -> Result<Work, Failed> {
+) -> Result<OwnedFd, Failed> {
     if parents {
         root.made_parent(path)?;
     }
@@ -175,7 +184,7 @@ fn write(
     if let Existing::At(offset) = existing {
         seek(&file, SeekFrom::Start(offset))?;
     }
-    Ok(Work::Write(file))
+    Ok(file)
 }
 
 fn make_directory(root: &Root, path: &[u8], mode: u16, parents: bool) -> Result<(), Errno> {

@@ -1,12 +1,12 @@
 //! Does what needs an operation's streams: bytes, entries and archives.
 
-use std::io::BufReader;
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 
 use micabox_tar::{Limits, Members};
 use micabox_tree::{Packing, Root, Source, Unpacker, Unpacking};
-use micabox_wire::encode;
-use micabox_wire::files::FileReply;
+use micabox_wire::files::{FilePiece, FileReply};
+use micabox_wire::{encode, read_message};
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdin, stdout};
 
@@ -25,6 +25,7 @@ pub fn finish(work: Work) -> Result<(), Failed> {
         Work::Reply(reply) => Ok(send(&stdout(), &reply)?),
         Work::Read(file, length) => copy(&file, &stdout(), length.unwrap_or(u64::MAX)),
         Work::Write(file) => copy(&stdin(), &file, u64::MAX),
+        Work::WriteMany(open) => write_many(&*open),
         Work::Remove(parent, name) => operate::remove_all(&parent, &name),
         Work::List(directory, depth) => entries(directory, depth),
         Work::Pack(source, name) => pack(source, &name),
@@ -48,6 +49,44 @@ fn copy(from: &impl AsFd, to: &impl AsFd, mut left: u64) -> Result<(), Failed> {
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
+    }
+    Ok(())
+}
+
+/// Writes files, each of which is announced by a [`FilePiece`].
+fn write_many(open: &dyn Fn(&[u8]) -> Result<OwnedFd, Failed>) -> Result<(), Failed> {
+    let mut input = BufReader::with_capacity(PIECE, Stream(stdin()));
+    let mut file: Option<(Vec<u8>, OwnedFd)> = None;
+    let bad = |error: micabox_wire::Error| Failed::new(error.to_string());
+    while let Some(piece) = read_message::<FilePiece>(&mut input).map_err(bad)? {
+        if !piece.continues {
+            let opened = open(&piece.path).map_err(|failed| failed.of(&piece.path))?;
+            file = Some((piece.path, opened));
+        }
+        let Some((path, file)) = &file else {
+            return Err(Failed::new(
+                "the first piece goes on with no file".to_owned(),
+            ));
+        };
+        fill(&mut input, file, piece.size).map_err(|failed| failed.of(path))?;
+    }
+    Ok(())
+}
+
+/// Writes so many bytes of the input to a file.
+fn fill(input: &mut impl BufRead, file: &OwnedFd, mut left: u64) -> Result<(), Failed> {
+    while left > 0 {
+        let piece = match input.fill_buf() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            piece => piece?,
+        };
+        let most = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
+        if most == 0 {
+            return Err(Failed::new("stdin ends within it".to_owned()));
+        }
+        write_all(file, piece.get(..most).unwrap_or_default())?;
+        input.consume(most);
+        left -= most as u64;
     }
     Ok(())
 }
