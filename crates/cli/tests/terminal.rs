@@ -3,6 +3,7 @@
 mod support;
 
 use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use pty_process::Size;
 use pty_process::blocking::{Command, Pty};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::termios::{LocalModes, tcgetattr};
-use support::{Home, wait};
+use support::{Home, wait, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -67,6 +68,25 @@ impl Session {
         let modes = tcgetattr(&self.terminal).unwrap().local_modes;
         modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
     }
+}
+
+#[test]
+fn a_password_is_hidden_and_an_interrupt_shows_what_is_typed_again() {
+    let home = Home::empty();
+    let mut session = Session::start(&home, &["login", "-u", "me", "127.0.0.1:1"]);
+    session.expect("Password: ");
+    wait_until("what is typed is hidden", || !session.is_cooked());
+    // With Ctrl-C.
+    session.write("secret\x03");
+    let end = session.child.wait().unwrap();
+    assert_eq!(end.signal(), Some(rustix::process::Signal::INT.as_raw()));
+    assert!(session.is_cooked());
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = session.terminal.read(&mut buffer) {
+        let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
+        session.seen.push_str(&text);
+    }
+    assert!(!session.seen.contains("secret"), "{}", session.seen);
 }
 
 #[test]
