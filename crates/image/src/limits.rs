@@ -60,7 +60,7 @@ impl Default for Limits {
             layer_size: 1024 * GIB,
             entries: 8 * 1000 * 1000,
             metadata_size: GIB,
-            metadata_ratio: 64,
+            metadata_ratio: 128,
             metadata_ratio_from: 128 * MIB,
             path_length: member.path_length,
             path_depth: 2048,

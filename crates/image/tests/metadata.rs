@@ -99,7 +99,7 @@ fn a_small_blob_takes_little_memory() {
         error.reason,
         Reason::Limit {
             setting: "metadata-ratio",
-            limit: 64,
+            limit: 128,
             ..
         }
     );
