@@ -45,6 +45,33 @@ fn an_image_can_be_listed_inspected_and_removed() {
 }
 
 #[test]
+fn an_archive_is_named_as_dockers_is_or_comes_on_stdin() {
+    let home = Home::new();
+    let image = home.output(&["images", "--json"]).json()[0]["manifest_digest"].clone();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("image.tar");
+    let path = file.to_str().unwrap();
+    home.output(&["save", "-o", path, image.as_str().unwrap()])
+        .ok();
+    let empty = Home::empty();
+    for arguments in [
+        &["load", path][..],
+        &["load", "-i", path],
+        &["load", "--input", path, "-q"],
+        &["load"],
+        &["load", "-"],
+    ] {
+        let stdin = std::fs::File::open(&file).unwrap();
+        let loaded = empty.mica(arguments).stdin(stdin).output().unwrap();
+        assert!(loaded.status.success(), "{arguments:?}: {loaded:?}");
+        let said = String::from_utf8(loaded.stdout).unwrap();
+        assert!(said.contains("sha256:"), "{arguments:?}: {said}");
+        empty.output(&["store", "prune", "--all"]).ok();
+    }
+    assert_eq!(empty.output(&["load", path, "-i", path]).code(), 2);
+}
+
+#[test]
 fn the_store_is_checked_and_pruned() {
     let home = Home::new();
     assert!(home.output(&["store", "fsck"]).ok().contains("all well"));

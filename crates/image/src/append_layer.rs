@@ -3,14 +3,15 @@
 use std::io::{self, Read, Seek, Write};
 
 use oci_spec::image::Config;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use crate::convert::{self, Expect, Place, convert_layer_in};
 use crate::export::{Compression, fresh};
 use crate::manifest::{Document, ManifestError, layers_of};
 use crate::store::{self, Context, Image};
-use crate::{Descriptor, Limits, Reference, Store};
+use crate::{Descriptor, Digest, Limits, Reference, Store, printable};
 use micabox_oci::HashingWriter;
+use micabox_oci::json::{self, Json};
 
 const BUFFER: usize = 256 << 10;
 
@@ -27,6 +28,20 @@ pub struct ImageEdit {
     pub comment: Option<String>,
     /// Runtime configuration: command, environment, user.
     pub config: Option<Config>,
+    /// What Docker has there beside OCI.
+    pub docker: DockerConfig,
+}
+
+/// Fields of an image's runtime configuration that only Docker has. Those that are empty stay
+/// unchanged.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DockerConfig {
+    /// How to check a container: `Test`, `Interval` and others.
+    pub healthcheck: Option<Value>,
+    /// Instructions to add to those for builds upon the image.
+    pub on_build: Vec<String>,
+    /// The program that runs commands which are lines.
+    pub shell: Option<Vec<String>>,
 }
 
 /// Why no new image was made. A complete layer stays in the store until it is pruned.
@@ -99,11 +114,15 @@ pub fn append_layer(
         return Err(unusable(ManifestError::NoImage));
     };
     let sources = layers_of(&manifest, &base.config, limits).map_err(unusable)?;
-    let mut blobs: Vec<_> = sources.into_iter().map(|source| source.blob).collect();
+    let (mut blobs, mut diff_ids): (Vec<_>, Vec<_>) = sources
+        .into_iter()
+        .map(|source| (source.blob, source.diff_id))
+        .unzip();
 
     let new = add_layer(store, archive, limits, place)?;
     let base_config = store.config(&image)?;
-    let config = with_layer(&base_config, &new, changes).map_err(unusable)?;
+    diff_ids.push(new.digest);
+    let config = with_layer(&base_config, &diff_ids, changes).map_err(unusable)?;
     blobs.push(new);
     let manifest = fresh(&config, &blobs).map_err(unusable)?;
     Ok(store.publish_image(&manifest, &config, references)?)
@@ -161,73 +180,82 @@ const CONFIG_FIELDS: [&str; 9] = [
     "WorkingDir",
 ];
 
-/// Returns the base's config with one more layer. Unknown fields stay.
+/// Returns the base's config with one more layer, the last of `diff_ids`. Unknown fields stay.
 fn with_layer(
     base: &[u8],
-    layer: &Descriptor,
+    diff_ids: &[Digest],
     changes: &ImageEdit,
 ) -> Result<Vec<u8>, ManifestError> {
-    let malformed = |message: String| ManifestError::Malformed {
+    let malformed = |error: json::Error| ManifestError::Malformed {
         document: "config",
-        message,
+        message: printable(&error.to_string()),
     };
-    let mut config: Map<String, Value> =
-        serde_json::from_slice(base).map_err(|error| malformed(error.to_string()))?;
-    let rootfs = config
-        .entry("rootfs")
-        .or_insert_with(|| json!({"type": "layers"}));
-    let diff_ids = match rootfs {
-        Value::Object(rootfs) => rootfs.entry("diff_ids").or_insert(Value::Null),
-        _ => return Err(malformed("`rootfs` is not an object".to_owned())),
-    };
-    if diff_ids.is_null() {
-        *diff_ids = json!([]);
-    }
-    let Value::Array(diff_ids) = diff_ids else {
-        return Err(malformed("`diff_ids` is not a list".to_owned()));
-    };
-    let layers = diff_ids.len();
-    diff_ids.push(json!(layer.digest));
+    let text = |text: &String| Json::Text(text.clone());
+    let texts = |texts: &[String]| Json::List(texts.iter().map(text).collect());
+    let mut config: Json = json::from_slice(base).map_err(malformed)?;
+    let mut rootfs = config.field("rootfs");
+    rootfs.set_field("type", Json::Text("layers".to_owned()));
+    rootfs.set_field("diff_ids", Json::of(&diff_ids).map_err(malformed)?);
+    config.set_field("rootfs", rootfs);
 
     // A history is useful only if it covers every layer.
-    let mut history = match config.remove("history") {
-        Some(Value::Array(history)) => history,
+    let mut history = match config.field("history") {
+        Json::List(history) => history,
         _ => Vec::new(),
     };
     let told = history
         .iter()
-        .filter(|step| step["empty_layer"] != json!(true));
-    if told.count() == layers {
-        let mut step = Map::new();
+        .filter(|step| step.field("empty_layer") != Json::Bool(true));
+    if told.count() + 1 == diff_ids.len() {
+        let mut step = Json::Object(Vec::new());
         for (name, value) in [
             ("created", &changes.created),
             ("author", &changes.author),
             ("created_by", &changes.created_by),
             ("comment", &changes.comment),
         ] {
-            let value = value.as_ref().map(|value| (name.to_owned(), json!(value)));
-            step.extend(value);
+            if let Some(value) = value {
+                step.set_field(name, text(value));
+            }
         }
-        history.push(Value::Object(step));
+        history.push(step);
     }
     if !history.is_empty() {
-        config.insert("history".to_owned(), json!(history));
+        config.set_field("history", Json::List(history));
     }
     for (name, value) in [("created", &changes.created), ("author", &changes.author)] {
-        let value = value.as_ref().map(|value| (name.to_owned(), json!(value)));
-        config.extend(value);
-    }
-    if let Some(run) = &changes.config {
-        let run = serde_json::to_value(run).map_err(|error| malformed(error.to_string()))?;
-        let mut all = match config.remove("config") {
-            Some(Value::Object(all)) => all,
-            _ => Map::new(),
-        };
-        all.retain(|name, _| !CONFIG_FIELDS.contains(&name.as_str()));
-        if let Value::Object(run) = run {
-            all.extend(run);
+        if let Some(value) = value {
+            config.set_field(name, text(value));
         }
-        config.insert("config".to_owned(), Value::Object(all));
     }
-    serde_json::to_vec(&config).map_err(|error| malformed(error.to_string()))
+    let mut run = config.field("config");
+    if let Some(changed) = &changes.config {
+        for name in CONFIG_FIELDS {
+            run.remove_field(name);
+        }
+        if let Json::Object(fields) = Json::of(changed).map_err(malformed)? {
+            for (name, value) in fields {
+                run.set_field(&name, value);
+            }
+        }
+    }
+    let docker = &changes.docker;
+    if let Some(healthcheck) = &docker.healthcheck {
+        run.set_field("Healthcheck", Json::of(healthcheck).map_err(malformed)?);
+    }
+    if !docker.on_build.is_empty() {
+        let mut all = match run.field("OnBuild") {
+            Json::List(all) => all,
+            _ => Vec::new(),
+        };
+        all.extend(docker.on_build.iter().map(text));
+        run.set_field("OnBuild", Json::List(all));
+    }
+    if let Some(shell) = &docker.shell {
+        run.set_field("Shell", texts(shell));
+    }
+    if run != Json::Null {
+        config.set_field("config", run);
+    }
+    serde_json::to_vec(&config).map_err(malformed)
 }

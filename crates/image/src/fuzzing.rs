@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 
 pub use crate::convert::fuzzing::{archive, erofs, inflate};
-use crate::manifest::{self, Document, Search};
+use crate::manifest::{self, Document, ManifestError, Search};
 use crate::platform::Platform;
 use crate::recipe::Recipe;
 use crate::{Digest, Limits};
@@ -28,30 +28,49 @@ pub fn find(
     mut document: impl FnMut() -> (Vec<u8>, Option<String>),
     limits: &Limits,
 ) -> Result<Vec<Layer>, String> {
-    let text = |error: manifest::ManifestError| error.to_string();
+    let text = |error: ManifestError| error.to_string();
     let mut search = Search::new(Platform::host());
     loop {
         let (bytes, media_type) = document();
-        match Document::parse(&bytes, media_type.as_deref()).map_err(text)? {
-            Document::Index(index) => search.index(&index).map_err(text)?,
-            Document::Manifest(image) => {
-                let config = manifest::config_of(&image).map_err(text)?;
-                manifest::digest_of(config, "manifest", "config").map_err(text)?;
-                let config = manifest::parse_config(&document().0).map_err(text)?;
-                if search.image(&config) {
-                    let layers = manifest::layers_of(&image, &config, limits).map_err(text)?;
-                    let layer = |layer: manifest::LayerSource| Layer {
-                        blob: (layer.blob.digest, layer.blob.size),
-                        diff_id: layer.diff_id,
-                        urls: layer.urls,
-                    };
-                    return Ok(layers.into_iter().map(layer).collect());
-                }
-            }
+        match image(
+            &bytes,
+            media_type.as_deref(),
+            &mut search,
+            &mut document,
+            limits,
+        ) {
+            Ok(Some(layers)) => return Ok(layers),
+            Ok(None) => {}
+            Err(error) => search.pass_over(error),
         }
         let next = search.next_document().map_err(text)?;
         manifest::digest_of(&next, "index", "manifest").map_err(text)?;
     }
+}
+
+fn image(
+    bytes: &[u8],
+    media_type: Option<&str>,
+    search: &mut Search,
+    document: &mut impl FnMut() -> (Vec<u8>, Option<String>),
+    limits: &Limits,
+) -> Result<Option<Vec<Layer>>, ManifestError> {
+    let image = match Document::parse(bytes, media_type)? {
+        Document::Index(index) => return search.index(&index).map(|()| None),
+        Document::Manifest(image) => image,
+    };
+    manifest::digest_of(manifest::config_of(&image)?, "manifest", "config")?;
+    let config = manifest::parse_config(&document().0)?;
+    if !search.image(&config) {
+        return Ok(None);
+    }
+    let layers = manifest::layers_of(&image, &config, limits)?;
+    let layer = |layer: manifest::LayerSource| Layer {
+        blob: (layer.blob.digest, layer.blob.size),
+        diff_id: layer.diff_id,
+        urls: layer.urls,
+    };
+    Ok(Some(layers.into_iter().map(layer).collect()))
 }
 
 /// Rebuilds the archive of `size` bytes from a recipe and an image.

@@ -21,12 +21,12 @@ mod settings;
 pub mod store;
 mod trim;
 
-pub use append_layer::{AppendLayerError, ImageEdit, append_layer};
+pub use append_layer::{AppendLayerError, DockerConfig, ImageEdit, append_layer};
 pub use convert::WORKER;
 pub use export::Compression;
 pub use limits::{ENTRY_MEMORY, Limits};
 pub use load::{LoadError, LoadOptions, load};
-pub use micabox_oci::{Descriptor, Digest, Progress, Reference, progress};
+pub use micabox_oci::{Descriptor, Digest, Progress, Reference, json, progress};
 pub use platform::Platform;
 pub use save::{ArchiveFormat, SaveError, SaveOptions, UnknownFormat, save};
 pub use settings::{ParallelLayers, Settings};

@@ -23,8 +23,14 @@ pub struct Limits {
     /// Each takes a few hundred bytes of memory during the import.
     pub entries: u64,
     /// Memory for everything in a layer except its files' bytes: [`ENTRY_MEMORY`] for each entry,
-    /// and names, link targets, extended attributes and the parts of sparse files.
+    /// and names, link targets, extended attributes and the parts of sparse files. Layers that are
+    /// converted at the same time [share it](Self::shared_by).
     pub metadata_size: u64,
+    /// How many times its blob's size that memory may be once it is more than
+    /// [`Self::metadata_ratio_from`].
+    pub metadata_ratio: u64,
+    /// Memory for metadata from which [`Self::metadata_ratio`] applies.
+    pub metadata_ratio_from: u64,
     /// Length of an entry's path, and of a hard link's target.
     pub path_length: u64,
     /// Number of components of an entry's path.
@@ -54,6 +60,8 @@ impl Default for Limits {
             layer_size: 1024 * GIB,
             entries: 8 * 1000 * 1000,
             metadata_size: GIB,
+            metadata_ratio: 128,
+            metadata_ratio_from: 128 * MIB,
             path_length: member.path_length,
             path_depth: 2048,
             header_size: member.header_size,
@@ -68,6 +76,15 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Returns the limits on each of some layers that are converted at the same time.
+    #[must_use]
+    pub fn shared_by(&self, layers: usize) -> Self {
+        Self {
+            metadata_size: self.metadata_size / (layers as u64).max(1),
+            ..self.clone()
+        }
+    }
+
     /// Returns the limits on one member of an archive.
     #[must_use]
     pub fn member(&self) -> micabox_tar::Limits {

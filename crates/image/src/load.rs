@@ -7,12 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use crate::archive::{Archive, ArchiveError, ArchivedImage, ArchivedLayer, Problem};
+use crate::archive::{Archive, ArchiveError, ArchivedImage, ArchivedLayer, Found, Problem};
 use crate::convert::{self, Expect};
 use crate::printable;
 use crate::store::{self, Claim, Image};
-use crate::{Digest, Platform, Progress, Reference, Settings, Store};
+use crate::{Digest, Limits, Platform, Progress, Reference, Settings, Store};
 use micabox_oci::progress::{self, Event, LayerState, Phase};
+
+/// Most parts that are left out and reported one by one.
+const MAX_NOTICES: usize = 10;
 
 /// Options of a load.
 #[derive(Debug, Clone)]
@@ -77,8 +80,12 @@ pub fn load(
     let settings = &*options.settings;
     let archive = Archive::open(path, &store.root().join("tmp"), &settings.limits)?;
     let platform = options.platform.clone().unwrap_or_else(Platform::host);
-    let mut found = archive.images(&platform, &settings.limits)?;
+    let Found {
+        images: mut found,
+        left_out,
+    } = archive.images(&platform, &settings.limits)?;
     if let Some(name) = name {
+        // One that isn't true is an error of the store then, which nothing gets past.
         match &mut found[..] {
             [image] => image.names = vec![name.clone()],
             several => {
@@ -88,7 +95,12 @@ pub fn load(
                 });
             }
         }
+    } else {
+        for image in &mut found {
+            keep_true_names(image, progress);
+        }
     }
+    report(&left_out, progress);
 
     // From here on `prune` removes nothing that we find and make.
     let _shared = store.shared()?;
@@ -103,7 +115,8 @@ pub fn load(
         };
         conversion.layers()?;
         progress.event(Event::Phase(Phase::Publishing));
-        loaded.push(store.publish_image(&image.manifest, &image.config, &image.names)?);
+        let (manifest, config) = (&image.manifest, &image.config);
+        loaded.push(store.publish_resolved(manifest, config, &image.names, &image.root)?);
         if image.names.is_empty() {
             let tag = image
                 .bare_tag
@@ -118,6 +131,37 @@ pub fn load(
     }
     progress.event(Event::Phase(Phase::Done));
     Ok(loaded)
+}
+
+/// Drops the names with the digest of something else: such a name is trusted for its digest, and
+/// an archive can claim any.
+fn keep_true_names(image: &mut ArchivedImage, progress: &dyn Progress) {
+    let digests = [image.root, Digest::of(&image.manifest)];
+    image.names.retain(|name| {
+        let is_true = name.digest().is_none_or(|digest| digests.contains(digest));
+        if !is_true {
+            progress.event(Event::Notice(&format!(
+                "left out the name {}: the image's digest is {}",
+                name.familiar(),
+                digests[1]
+            )));
+        }
+        is_true
+    });
+}
+
+/// Reports what of the archive isn't loaded.
+fn report(left_out: &[Problem], progress: &dyn Progress) {
+    for problem in left_out.iter().take(MAX_NOTICES) {
+        progress.event(Event::Notice(&format!("left out {problem}")));
+    }
+    if let Some(more) = left_out
+        .len()
+        .checked_sub(MAX_NOTICES)
+        .filter(|more| *more > 0)
+    {
+        progress.event(Event::Notice(&format!("left out {more} more")));
+    }
 }
 
 fn called(image: &ArchivedImage) -> String {
@@ -157,14 +201,15 @@ impl Conversion<'_> {
         let next = AtomicUsize::new(0);
         let failed = Mutex::new(None);
         let stop = AtomicBool::new(false);
+        let workers = self.settings.parallel_layers.get().min(todo.len());
+        let limits = self.settings.limits.shared_by(workers);
         thread::scope(|scope| {
-            let workers = self.settings.parallel_layers.get().min(todo.len());
             for _ in 0..workers {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed)
                         && let Some(layer) = todo.get(next.fetch_add(1, Ordering::Relaxed))
                     {
-                        if let Err(error) = self.layer(layer, &stop) {
+                        if let Err(error) = self.layer(layer, &limits, &stop) {
                             let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
                             // Later errors are consequences of the first.
                             failed.get_or_insert(error);
@@ -180,7 +225,12 @@ impl Conversion<'_> {
         }
     }
 
-    fn layer(&self, layer: &ArchivedLayer, stop: &AtomicBool) -> Result<(), LoadError> {
+    fn layer(
+        &self,
+        layer: &ArchivedLayer,
+        limits: &Limits,
+        stop: &AtomicBool,
+    ) -> Result<(), LoadError> {
         let (blob, diff_id) = (&layer.blob, &layer.diff_id);
         let claim = self.store.claim_layer(diff_id, Some(&blob.digest))?;
         let expect = Expect {
@@ -219,7 +269,6 @@ impl Conversion<'_> {
             progress: self.progress,
             stop,
         };
-        let limits = &self.settings.limits;
         let state = match claim {
             Claim::Missing(claim) => {
                 let place = self.settings.conversion;

@@ -1,14 +1,26 @@
-//! Platforms (`linux/arm64`, `linux/arm/v7`), and the choice of the best entry of an index for one.
+//! Platforms (`linux/arm64`, `linux/arm/v7`, `linux(+erofs)/amd64`), and how well an image for one
+//! suits another.
 //!
 //! Names are Go's, as the OCI image specification requires; other spellings in use (`x86_64`,
-//! `aarch64`, `armhf`) are normalised like in containerd.
+//! `aarch64`, `armhf`) are normalised like in containerd, whose order of variants is ours, too.
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::printable;
+
+/// Features of an image (`os.features`) that every platform here has.
+const FEATURES: [&str; 1] = ["erofs"];
+
+/// Operating systems that a platform may name alone.
+const SYSTEMS: [&str; 4] = ["linux", "windows", "darwin", "freebsd"];
+/// Architectures that a platform may name alone, as a platform has them.
+const ARCHITECTURES: [&str; 9] = [
+    "386", "amd64", "arm", "arm64", "loong64", "mips64le", "ppc64le", "riscv64", "s390x",
+];
 
 /// Why a string is not a platform.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -17,13 +29,16 @@ use crate::printable;
 )]
 pub struct ParseError(String);
 
-/// An operating system, an architecture and, for some architectures, a variant of it.
+/// An operating system with the features that an image needs of it, an architecture and, for some
+/// architectures, a variant of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Platform {
     os: String,
     architecture: String,
     /// Empty for the architecture's baseline.
     variant: String,
+    /// Sorted, each once.
+    features: Vec<String>,
 }
 
 impl Platform {
@@ -38,7 +53,8 @@ impl Platform {
         let (architecture, variant) = match (architecture.as_str(), variant.as_str()) {
             ("x86_64" | "x86-64" | "amd64", "v1") => ("amd64", ""),
             ("x86_64" | "x86-64", variant) => ("amd64", variant),
-            ("aarch64" | "arm64", "v8") => ("arm64", ""),
+            ("aarch64" | "arm64", "v8" | "v8.0") => ("arm64", ""),
+            ("aarch64" | "arm64", "v9.0") => ("arm64", "v9"),
             ("aarch64", variant) => ("arm64", variant),
             ("armhf", _) => ("arm", "v7"),
             ("armel", _) => ("arm", "v6"),
@@ -50,19 +66,37 @@ impl Platform {
             os: os.to_ascii_lowercase(),
             architecture: architecture.to_owned(),
             variant: variant.to_owned(),
+            features: Vec::new(),
         }
+    }
+
+    /// Returns the platform with these features of its operating system.
+    #[must_use]
+    pub fn with_features<T: AsRef<str>>(mut self, features: impl IntoIterator<Item = T>) -> Self {
+        let features = features.into_iter();
+        self.features = features
+            .map(|feature| feature.as_ref().to_owned())
+            .filter(|feature| !feature.is_empty())
+            .collect();
+        self.features.sort_unstable();
+        self.features.dedup();
+        self
     }
 
     /// Returns the platform of sandboxes on this machine: Linux on the host's processor.
     pub fn host() -> Self {
-        let architecture = match std::env::consts::ARCH {
-            "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
-            "powerpc64" => "ppc64",
-            "loongarch64" => "loong64",
-            // Go and Rust agree on the rest, apart from what `new` normalises.
-            other => other,
+        static HOST: OnceLock<Platform> = OnceLock::new();
+        let find = || {
+            let architecture = match std::env::consts::ARCH {
+                "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
+                "powerpc64" => "ppc64",
+                "loongarch64" => "loong64",
+                // Go and Rust agree on the rest, apart from what `new` normalises.
+                other => other,
+            };
+            Self::new("linux", architecture, level())
         };
-        Self::new("linux", architecture, "")
+        HOST.get_or_init(find).clone()
     }
 
     /// Returns the operating system: `linux`.
@@ -81,58 +115,132 @@ impl Platform {
     }
 
     /// Returns how well `self` runs an image made for `offered`: 0 is an exact match, higher
-    /// numbers are older variants. `None` if it can't.
-    pub fn suits(&self, offered: &Platform) -> Option<u32> {
-        if self.os != offered.os || self.architecture != offered.architecture {
+    /// numbers are other features than wanted, and older variants. `None` if it can't.
+    pub fn suits(&self, offered: &Platform) -> Option<usize> {
+        let has = |feature: &String| {
+            FEATURES.contains(&feature.as_str()) || self.features.contains(feature)
+        };
+        if self.os != offered.os
+            || self.architecture != offered.architecture
+            || !offered.features.iter().all(has)
+        {
             return None;
         }
-        if self.variant == offered.variant {
-            return Some(0);
+        let variants = self.variants();
+        let place = variants.iter().position(|one| *one == offered.variant)?;
+        let others = if self.features == offered.features {
+            0
+        } else {
+            variants.len()
+        };
+        Some(others + place)
+    }
+
+    /// Returns the variants whose programs this one runs, newest first.
+    fn variants(&self) -> Vec<String> {
+        let named = |architecture: &str, variant: String| {
+            Self::new("linux", architecture, &variant).variant
+        };
+        let version = || {
+            let (major, minor) = match self.variant.strip_prefix('v')?.split_once('.') {
+                Some((major, minor)) => (major, minor.parse().ok()?),
+                None => (self.variant.strip_prefix('v')?, 0),
+            };
+            Some((major.parse::<u32>().ok()?, minor))
+        };
+        let found: Option<Vec<String>> = match (self.architecture.as_str(), version()) {
+            ("amd64", Some((level @ 1..=9, 0))) => {
+                Some((1..=level).rev().map(|level| format!("v{level}")).collect())
+            }
+            ("arm", Some((version @ 5..=9, 0))) => {
+                let versions = (5..=version).rev();
+                Some(versions.map(|version| format!("v{version}")).collect())
+            }
+            ("arm64", Some((8, minor @ 0..=9))) => Some(
+                (0..=minor)
+                    .rev()
+                    .map(|minor| format!("v8.{minor}"))
+                    .collect(),
+            ),
+            // Armv9.0 has all of Armv8.5, 9.1 all of 8.6, and so on.
+            ("arm64", Some((9, minor @ 0..=9))) => {
+                let nines = (0..=minor).rev().map(|minor| format!("v9.{minor}"));
+                let eights = (0..=(minor + 5).min(9)).rev();
+                Some(
+                    nines
+                        .chain(eights.map(|minor| format!("v8.{minor}")))
+                        .collect(),
+                )
+            }
+            _ => None,
+        };
+        let found = found.unwrap_or_else(|| vec![self.variant.clone()]);
+        found
+            .into_iter()
+            .map(|variant| named(&self.architecture, variant))
+            .collect()
+    }
+}
+
+/// Returns the variant that this machine's processor is of; empty for the baseline.
+fn level() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::is_x86_feature_detected as has;
+        let v2 = has!("cmpxchg16b")
+            && has!("popcnt")
+            && has!("sse3")
+            && has!("ssse3")
+            && has!("sse4.1")
+            && has!("sse4.2");
+        let v3 = v2
+            && has!("avx")
+            && has!("avx2")
+            && has!("bmi1")
+            && has!("bmi2")
+            && has!("f16c")
+            && has!("fma")
+            && has!("lzcnt")
+            && has!("movbe");
+        let v4 = v3
+            && has!("avx512f")
+            && has!("avx512bw")
+            && has!("avx512cd")
+            && has!("avx512dq")
+            && has!("avx512vl");
+        match (v4, v3, v2) {
+            (true, _, _) => "v4",
+            (_, true, _) => "v3",
+            (_, _, true) => "v2",
+            _ => "",
         }
-        // A variant runs everything made for earlier ones.
-        let baseline = match self.architecture.as_str() {
-            "amd64" => 1,
-            "arm64" => 8,
-            "arm" => 5,
-            _ => return None,
-        };
-        let number = |variant: &str| match variant.strip_prefix('v') {
-            None if variant.is_empty() => Some(baseline),
-            None => None,
-            Some(digits) => digits.parse::<u32>().ok(),
-        };
-        let (wanted, offered) = (number(&self.variant)?, number(&offered.variant)?);
-        wanted.checked_sub(offered)
     }
-}
-
-/// Returns the best entry for `wanted`; of equal ones the first, in the index's order.
-///
-/// An entry without a platform is never returned: the caller decides what it means.
-pub fn best<'a, T>(
-    wanted: &Platform,
-    entries: impl IntoIterator<Item = (&'a Platform, T)>,
-) -> Option<T> {
-    entries
-        .into_iter()
-        .filter_map(|(offered, entry)| Some((wanted.suits(offered)?, entry)))
-        .min_by_key(|(rank, _)| *rank)
-        .map(|(_, entry)| entry)
-}
-
-impl From<&oci_spec::image::Platform> for Platform {
-    fn from(platform: &oci_spec::image::Platform) -> Self {
-        Self::new(
-            &platform.os().to_string(),
-            &platform.architecture().to_string(),
-            platform.variant().as_deref().unwrap_or_default(),
-        )
+    #[cfg(target_arch = "aarch64")]
+    {
+        use std::arch::is_aarch64_feature_detected as has;
+        let v1 = has!("crc") && has!("lse") && has!("rdm");
+        let v2 = v1 && has!("dpb");
+        let v3 = v2 && has!("fcma") && has!("jsconv") && has!("rcpc");
+        let v4 = v3 && has!("dit") && has!("dotprod") && has!("flagm") && has!("lse2");
+        match (v4, v3, v2, v1) {
+            (true, _, _, _) => "v8.4",
+            (_, true, _, _) => "v8.3",
+            (_, _, true, _) => "v8.2",
+            (_, _, _, true) => "v8.1",
+            _ => "",
+        }
     }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    ""
 }
 
 impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.os, self.architecture)?;
+        f.write_str(&self.os)?;
+        if !self.features.is_empty() {
+            write!(f, "(+{})", self.features.join("+"))?;
+        }
+        write!(f, "/{}", self.architecture)?;
         if !self.variant.is_empty() {
             write!(f, "/{}", self.variant)?;
         }
@@ -140,25 +248,58 @@ impl fmt::Display for Platform {
     }
 }
 
+/// Returns whether `part` may be a part of a platform's name.
+fn is_word(part: &str) -> bool {
+    !part.is_empty()
+        && part
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
+}
+
 impl FromStr for Platform {
     type Err = ParseError;
 
+    /// Parses containerd's spelling: `OS[(+FEATURE...)]/ARCH[/VARIANT]`, or the system or the
+    /// architecture alone, which means this machine's for the other.
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let word = |part: &str| {
-            !part.is_empty()
-                && part
-                    .bytes()
-                    .all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
+        let wrong = || ParseError(printable(text));
+        let (os, rest) = match text.split_once('/') {
+            Some((os, rest)) => (os, Some(rest)),
+            None => (text, None),
         };
-        let parts: Vec<&str> = text.split('/').collect();
-        if !parts.iter().all(|part| word(part)) {
-            return Err(ParseError(printable(text)));
+        let (os, features) = match os.strip_suffix(')').and_then(|os| os.split_once('(')) {
+            // What may be in front of the first feature, a version, is Windows's only.
+            Some((os, features)) => {
+                let features = features.strip_prefix('+').filter(|all| !all.is_empty());
+                (os, features.ok_or_else(wrong)?)
+            }
+            None => (os, ""),
+        };
+        let features = features.split('+').filter(|_| !features.is_empty());
+        let words = [os].into_iter().chain(features.clone());
+        if !words
+            .chain(rest.into_iter().flat_map(|rest| rest.split('/')))
+            .all(is_word)
+        {
+            return Err(wrong());
         }
-        match parts[..] {
-            [os, architecture] => Ok(Self::new(os, architecture, "")),
-            [os, architecture, variant] => Ok(Self::new(os, architecture, variant)),
-            _ => Err(ParseError(printable(text))),
-        }
+        let host = Self::host();
+        let platform = match rest.map(|rest| rest.split_once('/')) {
+            Some(Some((_, variant))) if variant.contains('/') => return Err(wrong()),
+            Some(Some((architecture, variant))) => Self::new(os, architecture, variant),
+            Some(None) => Self::new(os, rest.unwrap_or_default(), ""),
+            None if SYSTEMS.contains(&os.to_ascii_lowercase().as_str()) => {
+                Self::new(os, &host.architecture, &host.variant)
+            }
+            None => {
+                let platform = Self::new(&host.os, os, "");
+                let is_known = ARCHITECTURES.contains(&platform.architecture.as_str());
+                Some(platform)
+                    .filter(|_| is_known && features.clone().next().is_none())
+                    .ok_or_else(wrong)?
+            }
+        };
+        Ok(platform.with_features(features))
     }
 }
 
@@ -193,30 +334,53 @@ mod tests {
             ("linux/aarch64", "linux/arm64"),
             ("linux/arm64/v8", "linux/arm64"),
             ("linux/arm64/8", "linux/arm64"),
+            ("linux/arm64/v8.0", "linux/arm64"),
+            ("linux/arm64/9.0", "linux/arm64/v9"),
             ("linux/arm", "linux/arm/v7"),
             ("linux/arm/6", "linux/arm/v6"),
             ("linux/armhf", "linux/arm/v7"),
             ("linux/armel", "linux/arm/v6"),
             ("linux/i386", "linux/386"),
             ("Linux/AMD64", "linux/amd64"),
+            ("s390x", "linux/s390x"),
+            ("aarch64", "linux/arm64"),
+            ("linux(+erofs)/amd64", "linux(+erofs)/amd64"),
+            ("linux(+b+a+b)/arm/v6", "linux(+a+b)/arm/v6"),
         ] {
             assert_eq!(platform(written).to_string(), meant, "{written}");
+            assert_eq!(platform(meant), platform(written), "{written}");
         }
-        for bad in ["", "linux", "linux/", "/amd64", "a/b/c/d", "linux/am d64"] {
+        assert_eq!(platform("linux"), Platform::host());
+        let erofs = platform("linux(+erofs)");
+        assert_eq!(erofs, Platform::host().with_features(["erofs"]));
+        for bad in [
+            "",
+            "linus",
+            "linux/",
+            "/amd64",
+            "a/b/c/d",
+            "linux/am d64",
+            "linux(erofs)/amd64",
+            "linux()/amd64",
+            "linux(+)/amd64",
+            "linux(+erofs/amd64",
+            "amd64(+erofs)",
+            "linux/amd64(+erofs)",
+        ] {
             assert!(bad.parse::<Platform>().is_err(), "{bad}");
         }
     }
 
+    fn choose(wanted: &str, offered: &[&str]) -> Option<String> {
+        let wanted = platform(wanted);
+        let offered = offered.iter().map(|text| platform(text));
+        let suitable = offered.filter_map(|one| Some((wanted.suits(&one)?, one)));
+        let best = suitable.min_by_key(|(rank, _)| *rank);
+        best.map(|(_, platform)| platform.to_string())
+    }
+
     #[test]
     fn a_variant_of_a_platform_accepts_older_ones_but_prefers_its_own() {
-        let choose = |wanted: &str, offered: &[&str]| {
-            let offered: Vec<Platform> = offered.iter().map(|text| platform(text)).collect();
-            best(
-                &platform(wanted),
-                offered.iter().map(|platform| (platform, platform)),
-            )
-            .map(Platform::to_string)
-        };
         let arms = ["linux/arm/v5", "linux/arm/v7", "linux/arm/v6"];
         assert_eq!(choose("linux/arm", &arms).unwrap(), "linux/arm/v7");
         assert_eq!(choose("linux/arm/v6", &arms).unwrap(), "linux/arm/v6");
@@ -225,15 +389,50 @@ mod tests {
         assert_eq!(choose("linux/amd64", &amds).unwrap(), "linux/amd64");
         assert_eq!(choose("linux/amd64/v2", &amds).unwrap(), "linux/amd64");
         assert_eq!(choose("linux/amd64/v4", &amds).unwrap(), "linux/amd64/v3");
+        let arm64s = ["linux/arm64/v9.1", "linux/arm64/v8.1", "linux/arm64"];
+        assert_eq!(choose("linux/arm64", &arm64s).unwrap(), "linux/arm64");
+        assert_eq!(
+            choose("linux/arm64/v8.4", &arm64s).unwrap(),
+            "linux/arm64/v8.1"
+        );
+        assert_eq!(
+            choose("linux/arm64/v9", &arm64s).unwrap(),
+            "linux/arm64/v8.1"
+        );
+        assert_eq!(
+            choose("linux/arm64/v9.2", &arm64s).unwrap(),
+            "linux/arm64/v9.1"
+        );
+        assert_eq!(choose("linux/arm64/v9", &["linux/arm64/v8.6"]), None);
+        assert!(choose("linux/arm64/v9.1", &["linux/arm64/v8.6"]).is_some());
         // Newer than requested, another architecture, or a variant that isn't a number.
         assert_eq!(choose("linux/amd64", &["linux/amd64/v2"]), None);
         assert_eq!(choose("linux/arm64", &arms), None);
         assert_eq!(choose("linux/arm64", &["linux/arm64/weird"]), None);
         assert_eq!(choose("linux/amd64", &["unknown/unknown"]), None);
-        assert_eq!(
-            choose("linux/riscv64", &["linux/riscv64"]).unwrap(),
-            "linux/riscv64"
-        );
+        for own in [
+            "linux/riscv64",
+            "linux/arm64/weird",
+            "linux/amd64/v99999999999",
+        ] {
+            assert_eq!(choose(own, &[own]).unwrap(), own);
+        }
+    }
+
+    #[test]
+    fn features_that_are_unknown_are_needed_and_others_preferred() {
+        let both = [
+            "linux(+erofs)/amd64/v2",
+            "linux/amd64",
+            "linux(+martian)/amd64",
+        ];
+        assert_eq!(choose("linux/amd64/v2", &both).unwrap(), both[1]);
+        assert_eq!(choose("linux(+erofs)/amd64/v2", &both).unwrap(), both[0]);
+        // Only a preference: an archive of the same image will do.
+        assert_eq!(choose("linux(+erofs)/amd64", &both[1..]).unwrap(), both[1]);
+        assert_eq!(choose("linux/amd64/v2", &both[..1]).unwrap(), both[0]);
+        assert_eq!(choose("linux/amd64", &both[2..]), None);
+        assert_eq!(choose("linux(+martian)/amd64", &both).unwrap(), both[2]);
     }
 
     #[test]
@@ -241,5 +440,7 @@ mod tests {
         let host = Platform::host();
         assert_eq!(host.os(), "linux");
         assert_eq!(host.suits(&host), Some(0));
+        let baseline = Platform::new("linux", host.architecture(), "");
+        assert!(host.suits(&baseline).is_some());
     }
 }

@@ -13,8 +13,10 @@ use micabox_image::ArchiveFormat;
 use micabox_image::convert::Place;
 use micabox_image::progress::Silent;
 use micabox_image::store::{FsckOptions, Image};
-use micabox_image::{AppendLayerError, Digest, ImageEdit, Limits, SaveOptions, append_layer, save};
-use serde_json::Value;
+use micabox_image::{
+    AppendLayerError, Digest, DockerConfig, ImageEdit, Limits, SaveOptions, append_layer, save,
+};
+use serde_json::{Value, json};
 
 fn base(store: &TestStore) -> Image {
     let archives = [
@@ -117,6 +119,11 @@ fn the_config_is_the_bases_but_for_the_edits() {
         created_by: text("mica commit"),
         comment: text("why"),
         config: Some(run),
+        docker: DockerConfig {
+            healthcheck: Some(json!({"Test": ["NONE"]})),
+            on_build: vec!["RUN make".to_owned()],
+            shell: Some(vec!["/bin/bash".to_owned(), "-c".to_owned()]),
+        },
     };
     let image = extended(&store, &base, &changes);
     assert_eq!(
@@ -126,6 +133,9 @@ fn the_config_is_the_bases_but_for_the_edits() {
     let is: Value = serde_json::from_slice(&store.config(&image.manifest_digest).unwrap()).unwrap();
     assert_eq!(is["created"], "2026-01-02T03:04:05Z");
     assert_eq!(is["author"], "an author");
+    assert_eq!(is["config"]["Healthcheck"]["Test"], json!(["NONE"]));
+    assert_eq!(is["config"]["Shell"], json!(["/bin/bash", "-c"]));
+    assert_eq!(is["config"]["OnBuild"], json!(["RUN make"]));
     assert_eq!(is["architecture"], was["architecture"]);
     // The base has no history of its two layers, so a history of only the third would be wrong.
     assert_eq!(is["history"], Value::Null);
@@ -137,9 +147,45 @@ fn the_config_is_the_bases_but_for_the_edits() {
     assert_eq!(is["history"].as_array().unwrap().len(), 1);
     assert_eq!(is["history"][0]["created_by"], "mica commit");
     assert_eq!(is["history"][0]["comment"], "why");
-    let more = extended(&store, &image, &ImageEdit::default());
+    let twice = ImageEdit {
+        docker: changes.docker.clone(),
+        ..ImageEdit::default()
+    };
+    let more = extended(&store, &image, &twice);
     let is: Value = serde_json::from_slice(&store.config(&more.manifest_digest).unwrap()).unwrap();
     assert_eq!(is["history"].as_array().unwrap().len(), 2);
+    // Instructions for builds are added to those of the base.
+    assert_eq!(is["config"]["OnBuild"], json!(["RUN make", "RUN make"]));
+    assert_eq!(is["config"]["Cmd"], json!(["serve"]));
+}
+
+#[test]
+fn a_config_of_another_spelling_gets_the_layer_where_it_has_its_own() {
+    let store = fast_store();
+    let layer = Archive::new().file("a", "").finish();
+    layer::convert(&store, &layer).unwrap();
+    let (manifest, config) = layer::image::documents(std::slice::from_ref(&layer));
+    let odd = String::from_utf8(config.clone()).unwrap();
+    let odd = odd
+        .replace("rootfs", "RootFS")
+        .replace("\"config\"", "\"Config\"");
+    let manifest = String::from_utf8(manifest).unwrap();
+    let manifest = manifest.replace(
+        &Digest::of(&config).hex(),
+        &Digest::of(odd.as_bytes()).hex(),
+    );
+    let base = store
+        .publish_image(manifest.as_bytes(), odd.as_bytes(), &[])
+        .unwrap();
+    let edit = ImageEdit {
+        config: base.config.config().clone(),
+        ..ImageEdit::default()
+    };
+    let image = extended(&store, &base, &edit);
+    assert_eq!(image.layers.len(), 2);
+    let is: Value = serde_json::from_slice(&store.config(&image.manifest_digest).unwrap()).unwrap();
+    assert_eq!((&is["RootFS"], &is["Config"]), (&Value::Null, &Value::Null));
+    assert_eq!(is["config"]["Cmd"], json!(["sh"]));
 }
 
 #[test]

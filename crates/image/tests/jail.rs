@@ -161,6 +161,11 @@ fn errors_of_a_jailed_conversion_are_the_same() {
             ..Limits::default()
         },
         Limits {
+            metadata_ratio: 1,
+            metadata_ratio_from: 100,
+            ..Limits::default()
+        },
+        Limits {
             compression_ratio: 1,
             compression_ratio_from: 1000,
             ..Limits::default()

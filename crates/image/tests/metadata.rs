@@ -78,6 +78,47 @@ fn lists_of_sparse_segments_are_limited() {
 }
 
 #[test]
+fn a_small_blob_takes_little_memory() {
+    // A hundred megabytes of attributes in a few hundred kilobytes.
+    let mut archive = Archive::new();
+    for i in 0..1200 {
+        let value = format!("{i:08}{}", "A".repeat(59_990));
+        let value = value.as_bytes();
+        archive = archive
+            .pax(&[
+                ("SCHILY.xattr.user.a", value),
+                ("SCHILY.xattr.user.b", value),
+            ])
+            .file(&format!("f{i}"), "");
+    }
+    let archive = archive.finish();
+    let (store, blob) = (store(), gzip(&archive));
+    let limits = Limits::default();
+    let error = convert_layer(&store, &blob[..], &expect(&blob, &archive), &limits).unwrap_err();
+    let is_named = matches!(
+        error.reason,
+        Reason::Limit {
+            setting: "metadata-ratio",
+            limit: 128,
+            ..
+        }
+    );
+    assert!(is_named, "{error}");
+    // The same attributes in a blob of their size are those of a layer like any other.
+    convert_layer(&store, &archive[..], &expect(&archive, &archive), &limits).unwrap();
+}
+
+#[test]
+fn layers_that_are_converted_at_once_share_the_memory_for_them() {
+    let limits = Limits {
+        metadata_size: 900,
+        ..Limits::default()
+    };
+    assert_eq!(limits.shared_by(3).metadata_size, 300);
+    assert_eq!(limits.shared_by(0), limits);
+}
+
+#[test]
 fn ordinary_layers_are_far_below_the_default_limit() {
     let archive = (0..20_000).fold(Archive::new(), |archive, i| {
         let name = format!("usr/lib/python3/dist-packages/module{}/file{i}.py", i / 20);

@@ -2,6 +2,7 @@
 //!
 //! * [`Reference`] is an image's name, [`Digest`] a SHA-256, [`Descriptor`] a blob as a manifest
 //!   names it.
+//! * [`json`] reads documents as all other programs that write and read them do.
 //! * [`Progress`] receives the events of a transfer, in either direction.
 //!
 //! This crate does no input or output.
@@ -11,6 +12,7 @@
 
 mod descriptor;
 mod digest;
+pub mod json;
 pub mod progress;
 pub mod reference;
 

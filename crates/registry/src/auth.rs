@@ -18,7 +18,7 @@ use crate::credentials::{Credential, CredentialError, Credentials};
 use crate::error::{Reason, Unauthorized};
 use crate::http::{Answer, Http};
 use crate::outgoing::Outgoing;
-use micabox_oci::printable;
+use micabox_oci::{json, printable};
 
 const CLIENT_ID: &str = "micabox";
 /// Largest answer of a token server, in bytes.
@@ -47,13 +47,9 @@ impl Request<'_> {
         let (method, url, headers) = (&self.method, self.url, &self.headers);
         let at_home = url.origin() == self.home.origin();
         let authorization = authorization.filter(|_| at_home);
-        let mut answer = match self.body {
-            None => http.get(method, url, headers, authorization).await?,
-            Some(body) => {
-                http.send_body(method, url, headers, authorization, body)
-                    .await?
-            }
-        };
+        let mut answer = http
+            .send(method, url, headers, authorization, self.body)
+            .await?;
         if !at_home {
             answer.came_from(url);
         }
@@ -168,15 +164,18 @@ impl Authenticator {
             Some(Err(_)) | None => None,
         };
         let find = |scheme| challenges.iter().find(|challenge| challenge.is(scheme));
+        if let Some(Credential::RegistryToken(token)) = credential {
+            return secret(format!("Bearer {token}"));
+        }
         if let Some(bearer) = find("bearer") {
             return self.token(http, state, credential, bearer).await;
         }
         if find("basic").is_some() {
             return match credential {
                 Some(Credential::Password { username, password }) => basic(username, password),
-                Some(Credential::IdentityToken(_)) => Err(Reason::Unauthorized(
-                    Unauthorized::Scheme("a password, but there is only an identity token".into()),
-                )),
+                Some(_) => Err(Reason::Unauthorized(Unauthorized::Scheme(
+                    "a password, but there is only an identity token".into(),
+                ))),
                 None => Err(Reason::Unauthorized(self.refused(state))),
             };
         }
@@ -246,7 +245,7 @@ impl Authenticator {
                 }
                 url.query_pairs_mut().extend_pairs(pairs);
                 let headers = HeaderMap::new();
-                http.get(&Method::GET, &url, &headers, authorization.as_ref())
+                http.send(&Method::GET, &url, &headers, authorization.as_ref(), None)
                     .await?
             }
         };
@@ -266,14 +265,16 @@ impl Authenticator {
         #[derive(Deserialize)]
         struct Token {
             // One field is the distribution project's, the other OAuth2's; some servers send both.
-            token: Option<String>,
-            access_token: Option<String>,
+            token: String,
+            access_token: String,
         }
         let body = answer.body(MAX_TOKEN).await?;
-        let token = serde_json::from_slice::<Token>(&body)
+        let token = json::from_slice::<Token>(&body)
             .ok()
-            .and_then(|found| found.token.or(found.access_token))
-            .filter(|token| !token.is_empty())
+            .and_then(|found| {
+                let mut tokens = [found.token, found.access_token].into_iter();
+                tokens.find(|token| !token.is_empty())
+            })
             .ok_or_else(|| Reason::Token("sent no token".to_owned()))?;
         secret(format!("Bearer {token}"))
     }
@@ -285,7 +286,7 @@ impl Authenticator {
                 registry: self.registry.clone(),
                 user: match credential {
                     Credential::Password { username, .. } => Some(username.clone()),
-                    Credential::IdentityToken(_) => None,
+                    Credential::IdentityToken(_) | Credential::RegistryToken(_) => None,
                 },
             },
             Some(Err(error)) => Unauthorized::Unavailable(error.clone()),

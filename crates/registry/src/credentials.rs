@@ -2,26 +2,24 @@
 //!
 //! The files are read in this order, and the first that has the registry wins:
 //! 1. `$REGISTRY_AUTH_FILE`, if set;
-//! 2. `config.json` in `$DOCKER_CONFIG`, else in `~/.docker`: credential helpers for single
-//!    registries, entries with a password or an identity token, the credential store;
+//! 2. `config.json` in `$DOCKER_CONFIG`, else in `~/.docker`;
 //! 3. `containers/auth.json` in `$XDG_RUNTIME_DIR`.
+//!
+//! In a file it is Docker's order: the registry's credential helper or else the credential store;
+//! where that has nothing, or can't be run, the file's own entry.
+
+mod file;
+mod helper;
 
 use std::env;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use docker_credential::{CredentialRetrievalError, DockerCredential};
-
+use file::DockerFile;
 use micabox_oci::reference::DEFAULT_REGISTRY;
 
 /// The key under which Docker stores the default registry's credentials.
 pub(crate) const DEFAULT_REGISTRY_KEY: &str = "https://index.docker.io/v1/";
-/// Largest configuration file that is read, in bytes.
-const MAX_FILE: u64 = 4 << 20;
-/// Bytes of a helper's error message that an error repeats.
-const MAX_COMPLAINT: usize = 300;
 
 /// Credentials for a registry.
 #[derive(Clone, PartialEq, Eq)]
@@ -35,6 +33,8 @@ pub enum Credential {
     },
     /// An OAuth2 refresh token.
     IdentityToken(String),
+    /// A token that the registry takes as it is.
+    RegistryToken(String),
 }
 
 impl fmt::Debug for Credential {
@@ -43,6 +43,7 @@ impl fmt::Debug for Credential {
         match self {
             Self::Password { username, .. } => write!(f, "Password({username})"),
             Self::IdentityToken(_) => f.write_str("IdentityToken"),
+            Self::RegistryToken(_) => f.write_str("RegistryToken"),
         }
     }
 }
@@ -116,21 +117,16 @@ impl Credentials {
                 file: file.clone(),
                 problem,
             };
-            let Some(text) = read(file).map_err(|problem| error(problem.to_string()))? else {
+            let Some(docker) = DockerFile::read(file).map_err(error)? else {
                 continue;
             };
-            for key in keys(registry, repository, &text) {
-                match docker_credential::get_credential_from_reader(&text[..], &key) {
-                    Ok(DockerCredential::UsernamePassword(username, password)) => {
-                        // Docker pads stored passwords with NUL bytes.
-                        let password = password.trim_end_matches('\0').to_owned();
-                        return Ok(Some(Credential::Password { username, password }));
-                    }
-                    Ok(DockerCredential::IdentityToken(token)) => {
-                        return Ok(Some(Credential::IdentityToken(token)));
-                    }
-                    Err(failure) if knows_nothing(&failure) => {}
-                    Err(failure) => return Err(error(describe(&failure))),
+            let mut own = vec![registry];
+            if registry == DEFAULT_REGISTRY {
+                own.insert(0, DEFAULT_REGISTRY_KEY);
+            }
+            for key in docker.keys(registry, repository, &own) {
+                if let Some(found) = look_up(&docker, &key).map_err(error)? {
+                    return Ok(Some(found));
                 }
             }
         }
@@ -138,99 +134,17 @@ impl Credentials {
     }
 }
 
-/// Returns the names under which a file may hold the credentials, most specific first.
-///
-/// Docker stores credentials by registry; the containers tools also by repository or a parent of
-/// it. The latter names are returned only if `file` has them, so that no helper runs for every
-/// part of a path.
-fn keys(registry: &str, repository: &str, file: &[u8]) -> Vec<String> {
-    let file: serde_json::Value = serde_json::from_slice(file).unwrap_or_default();
-    let has = |key: &str| {
-        ["auths", "credHelpers"]
-            .iter()
-            .any(|table| !file[table][key].is_null())
+fn look_up(docker: &DockerFile, key: &str) -> Result<Option<Credential>, String> {
+    let Some(helper) = docker.helper(key) else {
+        return docker.entry(key);
     };
-    let ends = repository.match_indices('/').map(|(end, _)| end);
-    let mut keys: Vec<String> = ends
-        .chain([repository.len()])
-        .filter_map(|end| Some(format!("{registry}/{}", repository.get(..end)?)))
-        .filter(|key| has(key))
-        .collect();
-    keys.reverse();
-    if registry == DEFAULT_REGISTRY {
-        keys.push(DEFAULT_REGISTRY_KEY.to_owned());
-    }
-    keys.push(registry.to_owned());
-    keys
-}
-
-fn read(file: &Path) -> io::Result<Option<Vec<u8>>> {
-    let opened = match File::open(file) {
-        Ok(opened) => opened,
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(None);
-        }
-        Err(error) => return Err(error),
-    };
-    let mut text = Vec::new();
-    opened.take(MAX_FILE + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > MAX_FILE {
-        return Err(io::Error::other("it is larger than 4 MiB"));
-    }
-    // `podman login` and Docker leave empty files behind.
-    Ok(Some(text).filter(|text| !text.trim_ascii().is_empty()))
-}
-
-/// Returns whether a failure only means that there are no credentials.
-fn knows_nothing(failure: &CredentialRetrievalError) -> bool {
-    match failure {
-        CredentialRetrievalError::NoCredentialConfigured => true,
-        // The sentence that Docker's helper protocol prescribes; on either stream, since not every
-        // helper follows the protocol exactly.
-        CredentialRetrievalError::HelperFailure { stdout, stderr, .. } => [stdout, stderr]
-            .iter()
-            .any(|text| text.contains("credentials not found")),
-        _ => false,
-    }
-}
-
-fn describe(failure: &CredentialRetrievalError) -> String {
-    match failure {
-        CredentialRetrievalError::HelperFailure {
-            helper,
-            stdout,
-            stderr,
-        } => {
-            let output = if stderr.trim().is_empty() {
-                stdout
-            } else {
-                stderr
-            };
-            let complaint: String = output
-                .trim()
-                .chars()
-                .filter(|c| !c.is_control())
-                .take(MAX_COMPLAINT)
-                .collect();
-            format!("`{helper} get` failed: {complaint}")
-        }
-        CredentialRetrievalError::HelperCommunicationError => {
-            "the credential helper that it names (docker-credential-…) cannot be run: install it \
-             or remove it from the file"
-                .to_owned()
-        }
-        CredentialRetrievalError::MalformedHelperResponse => {
-            "the credential helper's answer is not in Docker's format".to_owned()
-        }
-        CredentialRetrievalError::ConfigReadError => "it is not valid JSON".to_owned(),
-        CredentialRetrievalError::CredentialDecodingError => {
-            "the entry is damaged: log in again".to_owned()
-        }
-        other => other.to_string(),
+    match helper::ask(helper, key) {
+        Ok(Some(found)) => Ok(Some(found)),
+        Ok(None) => docker.entry(key),
+        // A file that was copied from another machine names helpers that this one lacks.
+        Err(problem) => match docker.entry(key)? {
+            Some(found) => Ok(Some(found)),
+            None => Err(problem),
+        },
     }
 }

@@ -1,19 +1,20 @@
 //! HTTP client for one registry: trust, timeouts, and redirects that don't leak secrets.
 
 use std::error::Error;
-use std::io;
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION};
+use flate2::read::MultiGzDecoder;
+use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue, LOCATION};
 use reqwest::{Client, Method, StatusCode, redirect};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
-use serde_json::Value;
-use tokio::time::timeout;
+use serde::Deserialize;
+use tokio::time::{sleep, timeout};
 use url::Url;
 
 use crate::error::Reason;
@@ -21,8 +22,8 @@ use crate::outgoing::Outgoing;
 use crate::retry;
 use crate::settings::authority;
 use crate::{Settings, Transfer};
-use micabox_oci::printable;
 use micabox_oci::reference::is_loopback;
+use micabox_oci::{json, printable};
 
 const USER_AGENT: &str = concat!("micabox/", env!("CARGO_PKG_VERSION"));
 const MAX_REDIRECTS: usize = 8;
@@ -83,22 +84,29 @@ impl Http {
         &self.transfer
     }
 
-    /// Sends a GET or HEAD of `url`, and follows redirects. `authorization` is sent to the origin
-    /// of `url` and to no other.
-    pub(crate) async fn get(
+    /// Sends a request for `url`, with a body or without one, and follows redirects: the same
+    /// request again, elsewhere. `authorization` is sent to the origin of `url` and to no other.
+    pub(crate) async fn send(
         &self,
         method: &Method,
         url: &Url,
         headers: &HeaderMap,
         authorization: Option<&HeaderValue>,
+        body: Option<&Outgoing>,
     ) -> Result<Answer, Reason> {
         let mut at = url.clone();
         for _ in 0..=MAX_REDIRECTS {
             let mut request = self.request(method.clone(), &at)?.headers(headers.clone());
+            if let Some(body) = body {
+                // An empty body's length is said, too: proxies answer 411 otherwise.
+                request = request
+                    .header(CONTENT_LENGTH, body.size())
+                    .body(body.body());
+            }
             if let Some(secret) = authorization.filter(|_| at.origin() == url.origin()) {
                 request = request.header(AUTHORIZATION, secret);
             }
-            let mut answer = self.send(request).await?;
+            let mut answer = self.answer_to(request, body).await?;
             if at.origin() != url.origin() {
                 answer.elsewhere = authority(&at);
             }
@@ -109,42 +117,18 @@ impl Http {
             let Some(Ok(location)) = location else {
                 return Err(Reason::Redirect("it doesn't say where to".to_owned()));
             };
+            let to = printable(location);
+            if body.is_some() && answer.status() == StatusCode::SEE_OTHER {
+                // What is there is an answer to some other request.
+                return Err(Reason::Redirect(format!("to `{to}`, without the body")));
+            }
             at = at
                 .join(location)
-                .map_err(|_| Reason::Redirect(format!("to `{}`", printable(location))))?;
+                .map_err(|_| Reason::Redirect(format!("to `{to}`")))?;
         }
         Err(Reason::Redirect(format!(
             "more than {MAX_REDIRECTS} in a row"
         )))
-    }
-
-    /// Sends `body` to `url`. Redirects are not followed.
-    pub(crate) async fn send_body(
-        &self,
-        method: &Method,
-        url: &Url,
-        headers: &HeaderMap,
-        authorization: Option<&HeaderValue>,
-        body: &Outgoing,
-    ) -> Result<Answer, Reason> {
-        let mut request = self
-            .request(method.clone(), url)?
-            .headers(headers.clone())
-            .body(body.body());
-        if let Some(secret) = authorization {
-            request = request.header(AUTHORIZATION, secret);
-        }
-        let answer = tokio::select! {
-            sent = request.send() => self.answer(sent)?,
-            () = body.stalled(self.transfer.idle_timeout) => {
-                return Err(Reason::Stalled(self.transfer.idle_timeout));
-            }
-        };
-        if is_redirect(&answer) {
-            let to = answer.header("location").unwrap_or_default();
-            return Err(Reason::Redirect(format!("to `{}`", printable(to))));
-        }
-        Ok(answer)
     }
 
     /// Posts a form to `url`. Redirects are not followed: a form may hold a secret.
@@ -153,7 +137,7 @@ impl Http {
             .request(Method::POST, url)?
             .header("Content-Type", "application/x-www-form-urlencoded")
             .body(form);
-        self.send(request).await
+        self.answer_to(request, None).await
     }
 
     fn request(&self, method: Method, url: &Url) -> Result<reqwest::RequestBuilder, Reason> {
@@ -195,24 +179,29 @@ impl Http {
             .unwrap_or_else(|| is_loopback(host) && is_loopback(&self.registry))
     }
 
-    async fn send(&self, request: reqwest::RequestBuilder) -> Result<Answer, Reason> {
-        // The connection has its own timeout; the response's head is one wait like any other.
-        let limit = self.transfer.connect_timeout + self.transfer.idle_timeout;
-        match timeout(limit, request.send()).await {
-            Err(_) => Err(Reason::Stalled(self.transfer.idle_timeout)),
-            Ok(sent) => self.answer(sent),
-        }
-    }
-
-    fn answer(&self, sent: reqwest::Result<reqwest::Response>) -> Result<Answer, Reason> {
-        match sent {
-            Err(error) => Err(self.describe(&error)),
-            Ok(response) => Ok(Answer {
-                elsewhere: None,
-                response,
-                idle_timeout: self.transfer.idle_timeout,
-            }),
-        }
+    /// Sends one request and returns the response to it.
+    async fn answer_to(
+        &self,
+        request: reqwest::RequestBuilder,
+        body: Option<&Outgoing>,
+    ) -> Result<Answer, Reason> {
+        let idle_timeout = self.transfer.idle_timeout;
+        let stalled = async {
+            match body {
+                Some(body) => body.stalled(idle_timeout).await,
+                // The connection has its own timeout; the response's head is one wait like any other.
+                None => sleep(self.transfer.connect_timeout + idle_timeout).await,
+            }
+        };
+        let sent = tokio::select! {
+            sent = request.send() => sent,
+            () = stalled => return Err(Reason::Stalled(idle_timeout)),
+        };
+        Ok(Answer {
+            elsewhere: None,
+            response: sent.map_err(|error| self.describe(&error))?,
+            idle_timeout,
+        })
     }
 
     fn describe(&self, error: &reqwest::Error) -> Reason {
@@ -255,6 +244,11 @@ impl Answer {
         self.response.status()
     }
 
+    /// Returns the address that the response is from, after redirects.
+    pub(crate) fn url(&self) -> &Url {
+        self.response.url()
+    }
+
     /// Returns the host that sent the response, if a redirect led to another one.
     pub(crate) fn elsewhere(&self) -> Option<&str> {
         self.elsewhere.as_deref()
@@ -288,7 +282,8 @@ impl Answer {
         }
     }
 
-    /// Returns the whole body; an error if it is longer than `limit` bytes.
+    /// Returns the whole body, without the encoding of a server that chose one by itself; an error
+    /// if it is longer than `limit` bytes.
     pub(crate) async fn body(&mut self, limit: u64) -> Result<Vec<u8>, Reason> {
         if self.content_length().is_some_and(|length| length > limit) {
             return Err(Reason::TooLarge(limit));
@@ -300,7 +295,20 @@ impl Answer {
             }
             body.extend_from_slice(&chunk);
         }
-        Ok(body)
+        let encoding = self.header("content-encoding").unwrap_or_default();
+        // Some say so of what isn't encoded.
+        if !encoding.trim().eq_ignore_ascii_case("gzip") || !body.starts_with(&[0x1f, 0x8b]) {
+            return Ok(body);
+        }
+        let mut plain = Vec::new();
+        MultiGzDecoder::new(&body[..])
+            .take(limit + 1)
+            .read_to_end(&mut plain)
+            .map_err(|error| Reason::Broken(format!("its gzip encoding: {error}")))?;
+        if plain.len() as u64 > limit {
+            return Err(Reason::TooLarge(limit));
+        }
+        Ok(plain)
     }
 
     /// Turns a response with an unexpected status into an error. `missing` makes the error of a
@@ -325,15 +333,23 @@ impl Answer {
 
     /// Returns the message in an error's body, in the distribution specification's format.
     async fn complaint(&mut self) -> String {
+        #[derive(Default, Deserialize)]
+        struct Complaint {
+            errors: Vec<Problem>,
+            details: String,
+        }
+        #[derive(Deserialize)]
+        struct Problem {
+            code: String,
+            message: String,
+        }
         let body = self.body(MAX_COMPLAINT).await.unwrap_or_default();
-        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let error = &body["errors"][0];
-        let text = |field: &str| error[field].as_str().filter(|text| !text.is_empty());
-        text("message")
-            .or_else(|| text("code"))
-            .or_else(|| body["details"].as_str())
-            .map(printable)
-            .unwrap_or_default()
+        let complaint: Complaint = json::from_slice(&body).unwrap_or_default();
+        let first = complaint.errors.into_iter().next();
+        let first = first.map(|problem| [problem.message, problem.code]);
+        let mut texts = first.into_iter().flatten().chain([complaint.details]);
+        let text = texts.find(|text| !text.is_empty());
+        text.as_deref().map(printable).unwrap_or_default()
     }
 }
 

@@ -147,9 +147,10 @@ pub struct Fetched {
 /// A document to request.
 enum Ask<'a> {
     Tag(&'a str),
-    Manifest(&'a Digest),
+    /// A manifest, with its size if that is known.
+    Manifest(&'a Digest, Option<u64>),
     /// A blob small enough for memory, such as a config.
-    Blob(&'a Digest),
+    Blob(&'a Digest, Option<u64>),
 }
 
 impl Repository {
@@ -193,22 +194,25 @@ impl Repository {
     /// [`RegistryError`]: no source has a valid one.
     pub async fn named(&self, reference: &Reference) -> Result<Fetched, RegistryError> {
         let ask = match (reference.digest(), reference.tag()) {
-            (Some(digest), _) => Ask::Manifest(digest),
+            (Some(digest), _) => Ask::Manifest(digest, None),
             (None, tag) => Ask::Tag(tag.unwrap_or("latest")),
         };
-        self.document(&reference.to_string(), &ask, MAX_DOCUMENT)
-            .await
+        self.document(&reference.to_string(), &ask).await
     }
 
-    /// Fetches the manifest or index with this digest.
+    /// Fetches the manifest or index with this digest, which must be of `size` bytes if its index
+    /// has one.
     ///
     /// # Errors
     ///
     /// [`RegistryError`]: no source has a valid one.
-    pub async fn manifest(&self, digest: &Digest) -> Result<Fetched, RegistryError> {
+    pub async fn manifest(
+        &self,
+        digest: &Digest,
+        size: Option<u64>,
+    ) -> Result<Fetched, RegistryError> {
         let what = format!("{}@{digest}", self.name);
-        self.document(&what, &Ask::Manifest(digest), MAX_DOCUMENT)
-            .await
+        self.document(&what, &Ask::Manifest(digest, size)).await
     }
 
     /// Fetches the blob with this digest, which must be of `size` bytes and fit into memory.
@@ -216,15 +220,13 @@ impl Repository {
     /// # Errors
     ///
     /// [`RegistryError`]: no source has a valid one.
-    pub async fn blob(&self, digest: &Digest, size: u64) -> Result<Vec<u8>, RegistryError> {
+    pub async fn blob(&self, digest: &Digest, size: Option<u64>) -> Result<Vec<u8>, RegistryError> {
         let what = format!("the config {digest}");
-        if size > MAX_DOCUMENT {
+        if size.is_some_and(|size| size > MAX_DOCUMENT) {
             let reason = Reason::TooLarge(MAX_DOCUMENT);
             return Err(RegistryError::new(&what, &self.name, reason));
         }
-        let fetched = self
-            .document(&what, &Ask::Blob(digest), MAX_DOCUMENT)
-            .await?;
+        let fetched = self.document(&what, &Ask::Blob(digest, size)).await?;
         Ok(fetched.bytes)
     }
 
@@ -317,16 +319,11 @@ impl Repository {
         transfer.run(&source, &url).await
     }
 
-    async fn document(
-        &self,
-        what: &str,
-        ask: &Ask<'_>,
-        limit: u64,
-    ) -> Result<Fetched, RegistryError> {
+    async fn document(&self, what: &str, ask: &Ask<'_>) -> Result<Fetched, RegistryError> {
         for (source, is_last) in self.sources() {
             let mut attempts = Attempts::new(source.http.transfer(), source.is_mirror());
             let reason = loop {
-                let reason = match document_from(source, ask, limit).await {
+                let reason = match document_from(source, ask).await {
                     Ok(fetched) => return Ok(fetched),
                     Err(reason) => reason,
                 };
@@ -378,20 +375,20 @@ impl Repository {
     }
 }
 
-async fn document_from(source: &Source, ask: &Ask<'_>, limit: u64) -> Result<Fetched, Reason> {
+async fn document_from(source: &Source, ask: &Ask<'_>) -> Result<Fetched, Reason> {
     let (url, expected, missing): (_, _, fn(String) -> Reason) = match ask {
         Ask::Tag(tag) => (source.url("manifests", tag)?, None, Reason::NoImage),
-        Ask::Manifest(digest) => {
+        Ask::Manifest(digest, size) => {
             let url = source.url("manifests", &digest.to_string())?;
-            (url, Some(**digest), Reason::NoImage)
+            (url, Some((**digest, *size)), Reason::NoImage)
         }
-        Ask::Blob(digest) => {
+        Ask::Blob(digest, size) => {
             let url = source.url("blobs", &digest.to_string())?;
-            (url, Some(**digest), |_| Reason::NoBlob)
+            (url, Some((**digest, *size)), |_| Reason::NoBlob)
         }
     };
     let mut headers = HeaderMap::new();
-    if !matches!(ask, Ask::Blob(_)) {
+    if !matches!(ask, Ask::Blob(..)) {
         headers.insert(ACCEPT, HeaderValue::from_static(MANIFESTS));
     }
     let mut answer = source.get(&url, &headers).await?;
@@ -400,19 +397,27 @@ async fn document_from(source: &Source, ask: &Ask<'_>, limit: u64) -> Result<Fet
     }
     let header = |name| answer.header(name).map(str::to_owned);
     let (media_type, claimed) = (header("content-type"), header("docker-content-digest"));
-    let bytes = answer.body(limit).await?;
+    let bytes = answer.body(MAX_DOCUMENT).await?;
     let digest = Digest::of(&bytes);
     // Without a requested digest, the registry must at least agree with itself.
-    let expected = expected.or_else(|| claimed.and_then(|claimed| claimed.parse().ok()));
-    match expected {
-        Some(expected) if expected != digest => Err(Reason::Digest {
+    let claimed = claimed.and_then(|claimed| claimed.parse().ok());
+    let (expected, size) = match expected {
+        Some((expected, size)) => (Some(expected), size),
+        None => (claimed, None),
+    };
+    if let Some(expected) = expected.filter(|expected| *expected != digest) {
+        return Err(Reason::Digest {
             expected,
             actual: digest,
-        }),
-        _ => Ok(Fetched {
-            bytes,
-            digest,
-            media_type,
-        }),
+        });
     }
+    let actual = bytes.len() as u64;
+    if let Some(declared) = size.filter(|declared| *declared != actual) {
+        return Err(Reason::Size { declared, actual });
+    }
+    Ok(Fetched {
+        bytes,
+        digest,
+        media_type,
+    })
 }

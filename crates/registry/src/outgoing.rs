@@ -51,8 +51,8 @@ impl Outgoing {
         }
     }
 
-    /// Creates an empty body of a request whose response may take long.
-    pub(crate) fn finish() -> Self {
+    /// Creates an empty body of a request whose response may take long: the end of an upload.
+    pub(crate) fn end() -> Self {
         Self {
             answer: LONG_ANSWER,
             ..Self::bytes("")
@@ -105,6 +105,14 @@ impl Outgoing {
                 (false, _) => quiet = 0,
             }
             before = now;
+        }
+    }
+
+    /// Returns the body's size in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        match &self.content {
+            Content::Bytes(bytes) => bytes.len() as u64,
+            Content::Part { length, .. } => *length,
         }
     }
 

@@ -28,6 +28,9 @@ const PIECE: u64 = 16 << 20;
 /// Bytes of progress that reset the count of failures, as in a pull.
 const PROGRESS: u64 = 1 << 20;
 
+/// The media type of parts of blobs.
+const BYTES: &str = "application/octet-stream";
+
 /// A repository to push to.
 pub struct Destination {
     source: Source,
@@ -116,7 +119,8 @@ impl Destination {
             200 => Ok(answer
                 .content_length()
                 .is_none_or(|length| length == blob.size)),
-            404 => Ok(false),
+            // Without an answer to the question, it is sent.
+            404 | 405 | 501 => Ok(false),
             _ => Err(answer.refusal(Reason::NoRepository).await),
         }
     }
@@ -137,7 +141,7 @@ impl Destination {
         match answer {
             Ok(answer) if answer.status().as_u16() == 201 => Mounted::Yes,
             Ok(answer) if answer.status().as_u16() == 202 => {
-                Mounted::No(self.location(&url, &answer).ok())
+                Mounted::No(self.location(&answer).ok())
             }
             _ => Mounted::No(None),
         }
@@ -238,7 +242,7 @@ impl Destination {
             .map_err(|_| Reason::Settings(format!("`{media_type}` is not a media type")))?;
         headers.insert(CONTENT_TYPE, media_type);
         let answer = self.send(Method::PUT, &url, headers, Some(&body)).await?;
-        if !matches!(answer.status().as_u16(), 200..=202) {
+        if !matches!(answer.status().as_u16(), 200..=204) {
             return Err(answer.refusal(Reason::NoRepository).await);
         }
         let expected = Digest::of(bytes);
@@ -261,10 +265,7 @@ impl Destination {
             // Kept so that `resume` can ask how many bytes arrived.
             session.url = Some(url.clone());
             let mut headers = HeaderMap::new();
-            headers.insert(
-                CONTENT_TYPE,
-                HeaderValue::from_static("application/octet-stream"),
-            );
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(BYTES));
             if length < blob.blob.size {
                 let range = format!("{start}-{}", start + length - 1);
                 headers.extend(
@@ -275,10 +276,15 @@ impl Destination {
             }
             let part = Outgoing::part(blob.file, start, length, self.watch(blob, start));
             let answer = self.send(Method::PATCH, &url, headers, Some(&part)).await?;
+            if matches!(answer.status().as_u16(), 405 | 501) && length == blob.blob.size {
+                // It takes a blob only as a whole, with its digest.
+                let whole = Outgoing::part(blob.file, 0, length, self.watch(blob, 0));
+                return self.end(blob, session, &url, &whole).await;
+            }
             if !matches!(answer.status().as_u16(), 200..=204) {
                 return Err(answer.refusal(forgotten).await);
             }
-            url = self.location(&url, &answer)?;
+            url = self.location(&answer)?;
             session.at = match received(&answer) {
                 Some(at) if at > start && at <= blob.blob.size => at,
                 Some(at) if at != start + length => {
@@ -290,17 +296,25 @@ impl Destination {
                 _ => start + length,
             };
         }
-        session.url = None;
+        self.end(blob, session, &url, &Outgoing::end()).await
+    }
+
+    /// Ends an upload: sends `rest`, which may be all or nothing, and the blob's digest.
+    async fn end(
+        &self,
+        blob: &Outbound<'_>,
+        session: &mut Session,
+        url: &Url,
+        rest: &Outgoing,
+    ) -> Result<(), Reason> {
+        // After any failure here, the next attempt starts afresh.
+        (session.url, session.at) = (None, 0);
         let mut end = url.clone();
         end.query_pairs_mut()
             .append_pair("digest", &blob.blob.digest.to_string());
-        let finish = Outgoing::finish();
-        let sent = self
-            .send(Method::PUT, &end, HeaderMap::new(), Some(&finish))
-            .await;
-        // After any failure here, the next attempt starts afresh.
-        session.at = 0;
-        let answer = sent?;
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(BYTES));
+        let answer = self.send(Method::PUT, &end, headers, Some(rest)).await?;
         match answer.status().as_u16() {
             200..=204 => Ok(()),
             _ => Err(answer.refusal(forgotten).await),
@@ -315,7 +329,7 @@ impl Destination {
             .send(Method::POST, &url, HeaderMap::new(), Some(&empty))
             .await?;
         match answer.status().as_u16() {
-            202 => self.location(&url, &answer),
+            200..=202 => self.location(&answer),
             _ => Err(answer.refusal(Reason::NoRepository).await),
         }
     }
@@ -332,7 +346,7 @@ impl Destination {
             && answer.status().as_u16() == 204
             && let Some(at) = received(&answer)
             && (2..blob.blob.size).contains(&at)
-            && let Ok(url) = self.location(&url, &answer)
+            && let Ok(url) = self.location(&answer)
         {
             session.url = Some(url);
             session.at = at;
@@ -357,10 +371,10 @@ impl Destination {
     }
 
     /// Returns the address at which a response asks to continue.
-    fn location(&self, from: &Url, answer: &Answer) -> Result<Url, Reason> {
+    fn location(&self, answer: &Answer) -> Result<Url, Reason> {
         answer
             .header("location")
-            .and_then(|location| from.join(location).ok())
+            .and_then(|location| answer.url().join(location).ok())
             .ok_or_else(|| Reason::Redirect("it doesn't say where to".to_owned()))
     }
 

@@ -26,6 +26,10 @@ const PIECES: usize = 8;
 /// transfer going without end.
 const PROGRESS: u64 = 1 << 20;
 
+/// Bytes of progress after which an answer that ends early is one part of several: some registries
+/// send no more than a few hundred KiB at once.
+const PART: u64 = 64 << 10;
+
 /// Creates a connected sender and [`BlobReader`].
 #[must_use]
 pub fn channel() -> (BlobSender, BlobReader) {
@@ -96,6 +100,14 @@ impl From<Reason> for Interrupted {
     }
 }
 
+/// What an answer had of a blob.
+enum Part {
+    /// All that was missing.
+    Last,
+    /// Some of it, as it said.
+    More,
+}
+
 /// A blob that is being fetched, and its destination.
 pub(crate) struct Incoming<'a> {
     /// Identifies the layer in progress events.
@@ -122,7 +134,9 @@ impl Incoming<'_> {
             let start = self.sender.offset;
             let reason = match self.attempt(source, url, &mut ranges).await {
                 Err(Interrupted::Failed(reason)) => reason,
-                other => return other,
+                Ok(Part::Last) => return Ok(()),
+                Ok(Part::More) => continue,
+                Err(hung_up) => return Err(hung_up),
             };
             if self.sender.offset - start >= PROGRESS {
                 attempts.progressed();
@@ -142,10 +156,11 @@ impl Incoming<'_> {
         source: &Source,
         url: &Url,
         ranges: &mut bool,
-    ) -> Result<(), Interrupted> {
-        if self.size > 0 && self.sender.offset == self.size {
+    ) -> Result<Part, Interrupted> {
+        let start = self.sender.offset;
+        if self.size > 0 && start == self.size {
             // The connection broke after the last byte, or all of the blob was kept.
-            return Ok(());
+            return Ok(Part::Last);
         }
         let mut answer = self.open(source, url, *ranges).await?;
         let mut first = self.first_byte(&answer)?;
@@ -170,7 +185,9 @@ impl Incoming<'_> {
             self.send(piece).await?;
         }
         if at == self.size {
-            Ok(())
+            Ok(Part::Last)
+        } else if answer.status().as_u16() == 206 && self.sender.offset - start >= PART {
+            Ok(Part::More)
         } else {
             let problem = format!("it ended after {at} of {} bytes", self.size);
             Err(Reason::Broken(problem).into())

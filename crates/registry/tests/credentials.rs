@@ -87,6 +87,62 @@ fn entries_of_a_registry_are_found_under_every_name_they_may_have() {
 }
 
 #[test]
+fn entries_are_read_as_docker_reads_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let entry = |entry: &str| {
+        let text = format!(r#"{{"auths": {{"q.io": {entry}, "other.io": null}}}}"#);
+        Credentials::from_files([file(directory.path(), &text)])
+            .lookup("q.io", "r")
+            .map_err(|error| error.to_string())
+    };
+    let user = Ok(Some(password("user", "secret")));
+    for known in [
+        r#"{"auth": "dXNlcjpzZWNyZXQ="}"#,
+        r#"{"auth": "dXNl\ncjpz\r\nZWNyZXQ=\n"}"#,
+        r#"{"auth": "dXNlcjpzZWNyZXQ"}"#,
+        r#"{"auth": "dXNlcjpzZWNyZXR="}"#,
+        r#"{"auth": "dXNlcjpzZWNyZXQAAAA="}"#,
+        r#"{"Auth": "dXNlcjpzZWNyZXQ=", "identitytoken": "", "registrytoken": null}"#,
+        // What is encoded counts.
+        r#"{"auth": "dXNlcjpzZWNyZXQ=", "username": "old", "password": "old", "email": 0}"#,
+        r#"{"username": "user", "password": "secret", "auth": ""}"#,
+    ] {
+        assert_eq!(entry(known), user, "{known}");
+    }
+    // The alphabet for URLs: `user:?>~`.
+    let odd = Ok(Some(password("user", "?>~")));
+    for alphabet in ["dXNlcjo/Pn4=", "dXNlcjo_Pn4"] {
+        assert_eq!(entry(&format!(r#"{{"auth": "{alphabet}"}}"#)), odd);
+    }
+    for nothing in ["null", "{}", r#"{"auth": ""}"#, r#"{"password": "x"}"#] {
+        assert_eq!(entry(nothing), Ok(None), "{nothing}");
+    }
+    let token = r#"{"registrytoken": "t", "identitytoken": "i", "auth": "dXNlcjpzZWNyZXQ="}"#;
+    assert_eq!(
+        entry(token),
+        Ok(Some(Credential::RegistryToken("t".into())))
+    );
+    for damaged in [r#"{"auth": "dXNlcg=="}"#, r#"{"auth": "OnNlY3JldA=="}"#] {
+        assert!(
+            entry(damaged).unwrap_err().contains("log in again"),
+            "{damaged}"
+        );
+    }
+    // Keys of a whole host, however they are written.
+    for key in [
+        "http://q.io",
+        "https://q.io/v1/",
+        "q.io/",
+        "q.io/v2/",
+        "ftp://q.io/x",
+    ] {
+        let text = format!(r#"{{"auths": {{"{key}": {{"auth": "{AUTH}"}}}}}}"#);
+        let found = Credentials::from_files([file(directory.path(), &text)]).lookup("q.io", "a/b");
+        assert_eq!(found.unwrap(), Some(password("user", "secret")), "{key}");
+    }
+}
+
+#[test]
 fn credential_files_are_read_in_order_and_may_be_missing() {
     let directory = tempfile::tempdir().unwrap();
     let first = file(directory.path(), r#"{"auths": {}}"#);
@@ -187,6 +243,30 @@ fn in_a_process_with_helpers(directory: &Path) {
         Some(Credential::IdentityToken("refresh".into()))
     );
     assert_eq!(lookup(r#"{"credsStore": "empty"}"#, "q.io").unwrap(), None);
+    // An empty helper is none, and stands in the way of the store.
+    let own = format!(r#""auths": {{"q.io": {{"auth": "{AUTH}"}}}}"#);
+    let user = Some(password("user", "secret"));
+    for helpers in [
+        r#""credsStore": "", "credHelpers": null"#,
+        r#""credsStore": null, "credHelpers": {"other.io": null}"#,
+        r#""credsStore": "good", "credHelpers": {"q.io": ""}"#,
+        // Where the store has nothing, or gives no answer, the file's own entry counts.
+        r#""credsStore": "empty""#,
+        r#""credsStore": "broken""#,
+        r#""credsStore": "missing""#,
+    ] {
+        let text = format!("{{{helpers}, {own}}}");
+        assert_eq!(lookup(&text, "q.io").unwrap(), user, "{helpers}");
+    }
+    let store = format!(r#"{{"credsStore": "good", {own}}}"#);
+    assert_eq!(
+        lookup(&store, "q.io").unwrap(),
+        Some(password("for q.io", "s"))
+    );
+    let path = lookup(r#"{"credsStore": "../x"}"#, "q.io")
+        .unwrap_err()
+        .to_string();
+    assert!(path.contains("is a path"), "{path}");
     for (helper, part) in [
         ("broken", "locked"),
         ("chatty", "format"),

@@ -5,15 +5,15 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
-use oci_spec::image::{ImageConfiguration, ImageManifest};
+use oci_spec::image::ImageConfiguration;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
-use micabox_image::convert::{self, Expect};
+use micabox_image::convert::{self, Expect, Place};
 use micabox_image::manifest::{self, Document, LayerSource, ManifestError, Search};
 use micabox_image::progress::{self, Event, LayerState, Phase};
 use micabox_image::store::{self, Claim, Image, Keeping, Partial};
-use micabox_image::{Digest, Platform, Progress, Reference, Store};
+use micabox_image::{Digest, Limits, Platform, Progress, Reference, Store};
 use micabox_registry::{self as registry, Credentials, Fetched, RegistryError, Repository};
 
 use crate::traced::Traced;
@@ -178,6 +178,26 @@ struct Pull<'a> {
     progress: Arc<dyn Progress>,
 }
 
+/// Why a document is not the image that is pulled.
+enum Unusable {
+    /// The registry failed.
+    Registry(RegistryError),
+    /// It is no image that can be used.
+    Manifest(ManifestError),
+}
+
+impl From<RegistryError> for Unusable {
+    fn from(error: RegistryError) -> Self {
+        Self::Registry(error)
+    }
+}
+
+impl From<ManifestError> for Unusable {
+    fn from(error: ManifestError) -> Self {
+        Self::Manifest(error)
+    }
+}
+
 /// Result of resolving a name.
 enum Found {
     /// The manifest's digest of an image that the store already has.
@@ -187,10 +207,9 @@ enum Found {
 
 /// An image that the store lacks, with the registry's documents.
 struct NewImage {
-    manifest_bytes: Vec<u8>,
-    manifest: Box<ImageManifest>,
-    config_bytes: Vec<u8>,
-    config: ImageConfiguration,
+    manifest: Vec<u8>,
+    config: Vec<u8>,
+    layers: Vec<LayerSource>,
 }
 
 impl Pull<'_> {
@@ -227,32 +246,29 @@ impl Pull<'_> {
             &self.options.credentials,
             &self.progress,
         )?);
-        let found = match self.find(&repository).await? {
+        let (found, resolved) = self.find(&repository).await?;
+        let found = match found {
             Found::New(image) => image,
-            Found::Stored(digest) => return self.tagged(digest).await,
+            Found::Stored(digest) => return self.tagged(digest, resolved).await,
         };
-        let limits = &self.options.settings.limits;
-        let layers = manifest::layers_of(&found.manifest, &found.config, limits)
-            .map_err(|source| self.unusable(source))?;
 
         self.phase(Phase::Layers);
-        self.fetch(repository, layers).await?;
+        self.fetch(repository, found.layers).await?;
 
         self.phase(Phase::Publishing);
-        let (store, reference) = (self.store.clone(), self.reference.clone());
-        let image = blocking(move || {
-            store.publish_image(&found.manifest_bytes, &found.config_bytes, &[reference])
-        })
-        .await?;
+        let (store, names) = (self.store.clone(), [self.reference.clone()]);
+        let (manifest, config) = (found.manifest, found.config);
+        let publish = move || store.publish_resolved(&manifest, &config, &names, &resolved);
+        let image = blocking(publish).await?;
         self.phase(Phase::Done);
         Ok(image)
     }
 
     /// Gives an image in the store the requested name.
-    async fn tagged(&self, digest: Digest) -> Result<Image, PullError> {
+    async fn tagged(&self, digest: Digest, resolved: Digest) -> Result<Image, PullError> {
         let (store, reference) = (self.store.clone(), self.reference.clone());
         let image = blocking(move || {
-            store.tag(&reference, &digest)?;
+            store.tag_resolved(&reference, &digest, &resolved)?;
             store.image(&reference.to_string())
         })
         .await?;
@@ -268,44 +284,64 @@ impl Pull<'_> {
         image.await.ok().map(|image| image.config)
     }
 
-    /// Follows indexes to an image for the platform.
-    async fn find(&self, repository: &Repository) -> Result<Found, PullError> {
+    /// Follows indexes to an image for the platform. Also returns the digest of the document that
+    /// has the name.
+    async fn find(&self, repository: &Repository) -> Result<(Found, Digest), PullError> {
         let unusable = |source| self.unusable(source);
         let mut search = Search::new(self.platform.clone());
         let mut fetched = repository.named(&self.reference).await?;
+        let resolved = fetched.digest;
         loop {
-            let Fetched {
-                bytes,
-                digest,
-                media_type,
-            } = fetched;
-            match Document::parse(&bytes, media_type.as_deref()).map_err(unusable)? {
-                Document::Index(index) => search.index(&index).map_err(unusable)?,
-                Document::Manifest(manifest) => {
-                    if let Some(config) = self.stored(digest).await
-                        && search.image(&config)
-                    {
-                        return Ok(Found::Stored(digest));
-                    }
-                    let descriptor = manifest::config_of(&manifest).map_err(unusable)?;
-                    let digest =
-                        manifest::digest_of(descriptor, "manifest", "config").map_err(unusable)?;
-                    let config_bytes = repository.blob(&digest, descriptor.size()).await?;
-                    let config = manifest::parse_config(&config_bytes).map_err(unusable)?;
-                    if search.image(&config) {
-                        return Ok(Found::New(Box::new(NewImage {
-                            manifest_bytes: bytes,
-                            manifest,
-                            config_bytes,
-                            config,
-                        })));
-                    }
+            match self.read(repository, &mut search, fetched).await {
+                Ok(Some(found)) => return Ok((found, resolved)),
+                Ok(None) => {}
+                Err(Unusable::Registry(error)) => return Err(error.into()),
+                Err(Unusable::Manifest(error @ ManifestError::TooDeep)) => {
+                    return Err(unusable(error));
                 }
+                // Another one of the index may do.
+                Err(Unusable::Manifest(error)) => search.pass_over(error),
             }
-            let next = search.next_document().map_err(unusable)?;
-            let digest = manifest::digest_of(&next, "index", "manifest").map_err(unusable)?;
-            fetched = repository.manifest(&digest).await?;
+            let next = loop {
+                let next = search.next_document().map_err(unusable)?;
+                match manifest::digest_of(&next, "index", "manifest") {
+                    Ok(digest) => break (digest, next.size),
+                    Err(error) => search.pass_over(error),
+                }
+            };
+            fetched = repository.manifest(&next.0, next.1).await?;
         }
+    }
+
+    /// Reads one document of the search; `None` if it isn't the image.
+    async fn read(
+        &self,
+        repository: &Repository,
+        search: &mut Search,
+        fetched: Fetched,
+    ) -> Result<Option<Found>, Unusable> {
+        let manifest = match Document::parse(&fetched.bytes, fetched.media_type.as_deref())? {
+            Document::Index(index) => return Ok(search.index(&index).map(|()| None)?),
+            Document::Manifest(manifest) => manifest,
+        };
+        if let Some(config) = self.stored(fetched.digest).await
+            && search.image(&config)
+        {
+            return Ok(Some(Found::Stored(fetched.digest)));
+        }
+        let descriptor = manifest::config_of(&manifest)?;
+        let digest = manifest::digest_of(descriptor, "manifest", "config")?;
+        let bytes = repository.blob(&digest, descriptor.size).await?;
+        let config = manifest::parse_config(&bytes)?;
+        if !search.image(&config) {
+            return Ok(None);
+        }
+        let limits = &self.options.settings.limits;
+        Ok(Some(Found::New(Box::new(NewImage {
+            layers: manifest::layers_of(&manifest, &config, limits)?,
+            manifest: fetched.bytes,
+            config: bytes,
+        }))))
     }
 
     /// Fetches and converts every missing layer, a few at a time.
@@ -332,7 +368,10 @@ impl Pull<'_> {
             .collect();
         self.progress.event(Event::Layers(&moved));
 
-        let slots = Arc::new(Semaphore::new(self.options.settings.parallel_layers.get()));
+        let settings = &self.options.settings;
+        let parallel = settings.parallel_layers.get().min(layers.len());
+        let slots = Arc::new(Semaphore::new(parallel));
+        let limits = Arc::new(settings.limits.shared_by(parallel));
         let (cancel, cancelled) = watch::channel(false);
         let mut tasks = JoinSet::new();
         for layer in layers {
@@ -340,7 +379,8 @@ impl Pull<'_> {
                 store: self.store.clone(),
                 repository: Arc::clone(&repository),
                 reference: self.reference.clone(),
-                settings: Arc::clone(&self.options.settings),
+                limits: Arc::clone(&limits),
+                place: settings.conversion,
                 progress: Arc::clone(&self.progress),
                 cancelled: cancelled.clone(),
                 layer,
@@ -382,7 +422,8 @@ struct LayerTask {
     store: Store,
     repository: Arc<Repository>,
     reference: Reference,
-    settings: Arc<Settings>,
+    limits: Arc<Limits>,
+    place: Place,
     progress: Arc<dyn Progress>,
     cancelled: watch::Receiver<bool>,
     layer: LayerSource,
@@ -466,7 +507,7 @@ impl LayerTask {
         reader: registry::BlobReader,
         claimed: oneshot::Sender<u64>,
     ) -> tokio::task::JoinHandle<Result<LayerState<'static>, ConvertError>> {
-        let (store, settings) = (self.store.clone(), Arc::clone(&self.settings));
+        let (store, limits, place) = (self.store.clone(), Arc::clone(&self.limits), self.place);
         let progress = Arc::clone(&self.progress);
         let (blob, size) = (self.layer.blob.digest, self.layer.blob.size);
         let expect = Expect {
@@ -483,10 +524,8 @@ impl LayerTask {
                     let partial = store.partial(&blob, size);
                     let _ = claimed.send(partial.as_ref().map_or(0, Partial::length));
                     let mut source = Keeping::new(partial, reader);
-                    let limits = &settings.limits;
-                    let place = settings.conversion;
                     let converted =
-                        convert::convert_claimed(claim, &mut source, &expect, limits, place);
+                        convert::convert_claimed(claim, &mut source, &expect, &limits, place);
                     source.end(
                         converted
                             .as_ref()

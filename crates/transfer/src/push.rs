@@ -5,11 +5,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use oci_spec::image::ImageConfiguration;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use micabox_image::export::{PackError, Packed, config_descriptor, pack_layer, rewrite};
-use micabox_image::manifest::{Document, LayerSource, ManifestError, layers_of};
+use micabox_image::manifest::{Document, LayerSource, Manifest, ManifestError, layers_of};
 use micabox_image::progress::{self, Event, LayerState, Phase};
 use micabox_image::store::{self, Image, Layer};
 use micabox_image::{Compression, Descriptor, Digest, Limits, Progress, Reference, Store};
@@ -161,10 +162,16 @@ pub async fn push(
     push.destination
         .put_manifest(tag, &media_type, &manifest)
         .await?;
+    let (stored, pushed) = (found.image.manifest_digest, Digest::of(&manifest));
+    if pushed != stored {
+        push.progress.event(Event::Notice(&format!(
+            "layers were packed anew: the registry's digest is {pushed}, the store's stays {stored}"
+        )));
+    }
     push.progress.event(Event::Phase(Phase::Done));
     drop(stopped);
     Ok(Pushed {
-        manifest_digest: Digest::of(&manifest),
+        manifest_digest: pushed,
         reference: destination,
         layers: blobs.len(),
         present,
@@ -202,7 +209,7 @@ impl Found {
         let mut same = images.filter(|image| image.manifest_digest == digest);
         Ok(Self {
             name: name.to_owned(),
-            sources: layers_of(&parsed, &image.config, limits).map_err(error)?,
+            sources: sources_of(&parsed, &image.config, limits).map_err(error)?,
             config: store.config(&digest)?,
             references: same
                 .next()
@@ -227,6 +234,19 @@ impl Found {
         others.dedup();
         others
     }
+}
+
+/// Returns the layers of an image all of whose layers are in the store.
+fn sources_of(
+    manifest: &Manifest,
+    config: &ImageConfiguration,
+    limits: &Limits,
+) -> Result<Vec<LayerSource>, ManifestError> {
+    let sources = layers_of(manifest, config, limits)?;
+    if sources.len() != manifest.layers.len() {
+        return Err(ManifestError::LeftOut);
+    }
+    Ok(sources)
 }
 
 /// Stops the packing of layers when the push ends, also if it is cancelled.

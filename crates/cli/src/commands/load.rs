@@ -1,17 +1,22 @@
 //! `mica load`
 
-use std::path::PathBuf;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use micabox_image::{LoadOptions, Platform, Reference};
+use micabox_image::progress::Silent;
+use micabox_image::{LoadOptions, Platform, Progress, Reference};
 use serde_json::json;
 
+use crate::failure::Failure;
 use crate::output::{print, print_json};
 use crate::{Outcome, bars, settings};
 
 /// Load images from an archive or a layout directory
 ///
 /// Takes OCI layout directories, OCI archives and what `docker save` writes, compressed
-/// or not; `-` reads an archive from stdin.
+/// or not. Without a file it reads an archive from stdin. What isn't an image, such as a signature,
+/// is left out with a notice.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Name for the image in place of the ones in the archive
@@ -26,20 +31,41 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// File or directory
-    path: PathBuf,
+    /// Say nothing meanwhile
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// File or directory, as Docker has it
+    #[arg(short, long, value_name = "FILE", conflicts_with = "path")]
+    input: Option<PathBuf>,
+
+    /// File or directory [default: stdin]
+    path: Option<PathBuf>,
 }
 
 /// Loads images.
 pub fn execute(args: &Args) -> Outcome {
+    let given = args.path.as_ref().or(args.input.as_ref());
+    let path = match given {
+        Some(path) => path.as_path(),
+        None if io::stdin().is_terminal() => {
+            return Err(Failure::new("no archive: stdin is a terminal")
+                .hint("name a file, `mica load FILE`, or send one, `mica load <FILE`"));
+        }
+        None => Path::new("-"),
+    };
     let store = settings::store()?;
     let options = LoadOptions {
         platform: args.platform.clone(),
         settings: settings::for_images()?,
     };
     let images = {
-        let progress = bars::watch(&args.path.display().to_string());
-        micabox_image::load(&store, &args.path, args.name.as_ref(), &options, &*progress)?
+        let progress: Arc<dyn Progress> = if args.quiet {
+            Arc::new(Silent)
+        } else {
+            bars::watch(&path.display().to_string())
+        };
+        micabox_image::load(&store, path, args.name.as_ref(), &options, &*progress)?
     };
     if args.json {
         let images = images.iter().map(|image| {

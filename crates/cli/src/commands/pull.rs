@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use clap::ValueEnum;
+use micabox_image::progress::Silent;
 use micabox_image::{Platform, Progress, Reference};
 use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 use serde_json::json;
@@ -25,6 +26,10 @@ pub struct Args {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+
+    /// Say nothing meanwhile
+    #[arg(short, long, conflicts_with = "progress")]
+    quiet: bool,
 
     /// What stderr has meanwhile
     #[arg(long, value_name = "KIND", default_value = "auto")]
@@ -53,6 +58,7 @@ pub fn execute(args: Args) -> Outcome {
     let name = args.image.familiar();
     let image = {
         let progress: Arc<dyn Progress> = match args.progress {
+            _ if args.quiet => Arc::new(Silent),
             Shown::Auto => bars::watch(&name),
             Shown::Json => Arc::new(Reports::new(|report| warn_json(&report))),
         };

@@ -1,6 +1,9 @@
 //! `mica push`
 
-use micabox_image::{Compression, Reference};
+use std::sync::Arc;
+
+use micabox_image::progress::Silent;
+use micabox_image::{Compression, Progress, Reference};
 use micabox_transfer::{PushOptions, push_blocking};
 use serde_json::json;
 
@@ -13,11 +16,18 @@ use crate::{Outcome, bars, settings};
 /// Layers that the registry has are not sent; others are rebuilt from the store, with their
 /// original diff IDs. Credentials are those of `mica login`
 /// and `docker login`, credential helpers included.
+///
+/// The digest that it prints is the registry's. It is the store's if the registry had all layers
+/// as they were pulled; layers that are rebuilt are packed anew and have other blobs.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Compression of layers that the registry lacks: gzip, zstd or none
     #[arg(long, value_name = "HOW", default_value_t)]
     compression: Compression,
+
+    /// Say nothing meanwhile
+    #[arg(short, long)]
+    quiet: bool,
 
     /// Print the result as JSON
     #[arg(long)]
@@ -66,7 +76,11 @@ pub fn execute(args: &Args) -> Outcome {
     let mut options = PushOptions::new(settings::settings()?);
     options.compression = args.compression;
     let pushed = {
-        let progress = bars::watch_pushing(&args.image);
+        let progress: Arc<dyn Progress> = if args.quiet {
+            Arc::new(Silent)
+        } else {
+            bars::watch_pushing(&args.image)
+        };
         push_blocking(
             &store,
             &args.image,

@@ -7,12 +7,12 @@ use std::io::{self, Read};
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 
-use super::{Archive, ArchivedImage, ArchivedLayer, Problem};
+use super::{Archive, ArchivedImage, ArchivedLayer, Found, Problem};
 use crate::convert::decompress::{Compression, MAGIC_LENGTH};
 use crate::export::{MANIFEST_TYPE, config_descriptor};
 use crate::manifest::{self, ManifestError, Search};
 use crate::{Descriptor, Digest, Limits, Platform, Reference, printable};
-use micabox_oci::Hasher;
+use micabox_oci::{Hasher, json};
 
 /// The list of images.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -24,13 +24,13 @@ pub(super) const REPOSITORIES: &str = "repositories";
 #[serde(rename_all = "PascalCase")]
 struct Item {
     config: String,
-    repo_tags: Option<Vec<String>>,
-    layers: Option<Vec<String>>,
+    repo_tags: Vec<String>,
+    layers: Vec<String>,
 }
 
 fn items(archive: &Archive) -> Result<Vec<Item>, Problem> {
     let bytes = archive.document(MANIFEST)?;
-    serde_json::from_slice(&bytes).map_err(|error| Problem::Malformed {
+    json::from_slice(&bytes).map_err(|error| Problem::Malformed {
         name: MANIFEST.to_owned(),
         problem: printable(&error.to_string()),
     })
@@ -40,19 +40,15 @@ pub(super) fn images(
     archive: &Archive,
     wanted: &Platform,
     limits: &Limits,
-) -> Result<Vec<ArchivedImage>, Problem> {
-    let items = items(archive)?;
-    if items.is_empty() {
-        return Err(Problem::Manifest {
-            image: MANIFEST.to_owned(),
-            source: ManifestError::NoImage,
-        });
+) -> Result<Found, Problem> {
+    let mut found = Found::default();
+    for item in items(archive)? {
+        match image(archive, &item, wanted, limits) {
+            Ok(image) => found.images.push(image),
+            Err(problem) => found.leave_out(problem, true)?,
+        }
     }
-    let mut images = Vec::with_capacity(items.len());
-    for item in &items {
-        images.push(image(archive, item, wanted, limits)?);
-    }
-    Ok(images)
+    Ok(found)
 }
 
 /// Adds the names in `manifest.json`, if there is one, to the images of a layout.
@@ -72,8 +68,7 @@ pub(super) fn add_names(archive: &Archive, images: &mut [ArchivedImage]) -> Resu
 }
 
 fn names(item: &Item) -> impl Iterator<Item = Reference> {
-    let tags = item.repo_tags.as_deref().unwrap_or_default();
-    tags.iter().filter_map(|tag| tag.parse().ok())
+    item.repo_tags.iter().filter_map(|tag| tag.parse().ok())
 }
 
 fn image(
@@ -91,6 +86,12 @@ fn image(
         image: called.clone(),
         source,
     };
+    if item.config.is_empty() {
+        return Err(Problem::Malformed {
+            name: MANIFEST.to_owned(),
+            problem: "an image has no config".to_owned(),
+        });
+    }
     let config_bytes = archive.document(&item.config)?;
     let config = manifest::parse_config(&config_bytes).map_err(unusable)?;
     let mut search = Search::new(wanted.clone());
@@ -109,6 +110,7 @@ fn image(
     Ok(ArchivedImage {
         names,
         bare_tag: None,
+        root: Digest::of(&manifest),
         manifest,
         config: config_bytes,
         layers,
@@ -122,7 +124,7 @@ fn layers(
     limits: &Limits,
     unusable: &dyn Fn(ManifestError) -> Problem,
 ) -> Result<Vec<ArchivedLayer>, Problem> {
-    let files = item.layers.as_deref().unwrap_or_default();
+    let files = &item.layers;
     let diff_ids = config.rootfs().diff_ids();
     if files.len() != diff_ids.len() {
         return Err(unusable(ManifestError::LayerCount {

@@ -36,7 +36,7 @@ pub enum Problem {
     #[error("copying it to the store's disk fails: {0}; an uncompressed file needs no copy")]
     Copy(#[source] io::Error),
     /// It is compressed with an unsupported algorithm.
-    #[error("it is compressed with {0}: decompress it first")]
+    #[error("it is compressed with {0}: decompress it first, as in `{0} -dc FILE | mica load`")]
     Compression(&'static str),
     /// Its zstd frames require too much memory.
     #[error(
@@ -68,6 +68,9 @@ pub enum Problem {
         /// The problem there.
         problem: String,
     },
+    /// It is something else.
+    #[error("it is {0}, and no archive of images")]
+    Other(&'static str),
     /// It has no known format.
     #[error(
         "it holds no image: neither an OCI layout (oci-layout, index.json) nor what `docker save` \

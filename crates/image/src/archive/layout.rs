@@ -5,10 +5,8 @@
 
 use std::collections::HashMap;
 
-use oci_spec::image::Descriptor;
-
-use super::{Archive, ArchivedImage, ArchivedLayer, Problem, docker};
-use crate::manifest::{self, Document, ManifestError, Search};
+use super::{Archive, ArchivedImage, ArchivedLayer, Found, Problem, docker};
+use crate::manifest::{self, Document, Entry, LayerSource, ManifestError, Search};
 use crate::printable;
 use crate::{Digest, Limits, Platform, Reference};
 
@@ -28,7 +26,7 @@ const REF_NAME: &str = "org.opencontainers.image.ref.name";
 struct Group {
     name: Option<Reference>,
     bare_tag: Option<String>,
-    entries: Vec<Descriptor>,
+    entries: Vec<Entry>,
 }
 
 /// Returns the images that the index names, possibly none.
@@ -36,7 +34,7 @@ pub(super) fn images(
     archive: &Archive,
     wanted: &Platform,
     limits: &Limits,
-) -> Result<Vec<ArchivedImage>, Problem> {
+) -> Result<Found, Problem> {
     let index = archive.document(INDEX)?;
     let index = match Document::parse(&index, None).map_err(index_error)? {
         Document::Index(index) => index,
@@ -47,33 +45,28 @@ pub(super) fn images(
             });
         }
     };
-    let mut images: Vec<ArchivedImage> = Vec::new();
-    for group in groups(index.manifests()) {
-        let image = image(archive, group, wanted, limits)?;
-        // `docker save a:1 a:2` names one manifest twice.
-        match images
-            .iter_mut()
-            .find(|other| other.manifest == image.manifest)
-        {
-            Some(same) => {
-                same.names.extend(image.names);
-                same.bare_tag = same.bare_tag.take().or(image.bare_tag);
+    let mut found = Found::default();
+    if let Some(message) = index.unreadable {
+        let document = "index";
+        let problem = index_error(ManifestError::Malformed { document, message });
+        found.leave_out(problem, false)?;
+    }
+    for group in groups(index.entries) {
+        let is_named = group.name.is_some() || group.bare_tag.is_some();
+        let called = group.called();
+        match image(archive, group, wanted, limits) {
+            Ok(image) => found.add(image),
+            Err(Unread::Problem(problem)) => found.leave_out(problem, is_named)?,
+            Err(Unread::Manifest(source)) => {
+                let image = called;
+                found.leave_out(Problem::Manifest { image, source }, is_named)?;
             }
-            None => images.push(image),
         }
     }
-    if images.iter().all(|image| image.names.is_empty()) {
-        docker::add_names(archive, &mut images)?;
+    if found.images.iter().all(|image| image.names.is_empty()) {
+        docker::add_names(archive, &mut found.images)?;
     }
-    Ok(images)
-}
-
-/// Turns an empty list of images into an error.
-pub(super) fn or_no_image(images: Vec<ArchivedImage>) -> Result<Vec<ArchivedImage>, Problem> {
-    if images.is_empty() {
-        return Err(index_error(ManifestError::NoImage));
-    }
-    Ok(images)
+    Ok(found)
 }
 
 fn index_error(source: ManifestError) -> Problem {
@@ -83,11 +76,11 @@ fn index_error(source: ManifestError) -> Problem {
     }
 }
 
-fn groups(entries: &[Descriptor]) -> Vec<Group> {
+fn groups(entries: Vec<Entry>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let mut named: HashMap<(Option<String>, Option<String>), usize> = HashMap::new();
     for entry in entries {
-        let (name, bare_tag) = name(entry);
+        let (name, bare_tag) = name(&entry);
         // Unnamed entries are variants of one image if they have platforms; otherwise there is no
         // evidence that they belong together.
         let is_variant = name.is_some() || bare_tag.is_some() || entry.platform().is_some();
@@ -104,13 +97,13 @@ fn groups(entries: &[Descriptor]) -> Vec<Group> {
             }
         };
         if let Some(group) = groups.get_mut(group) {
-            group.entries.push(entry.clone());
+            group.entries.push(entry);
         }
     }
     // Attestations may have the annotations of the image that they belong to, but are never images.
     groups.retain(|group| {
-        let is_image = |entry: &Descriptor| {
-            let platform = entry.platform().as_ref().map(Platform::from);
+        let is_image = |entry: &Entry| {
+            let platform = entry.platform();
             platform.is_none_or(|platform| platform.os() != "unknown")
         };
         group.entries.iter().any(is_image)
@@ -118,19 +111,25 @@ fn groups(entries: &[Descriptor]) -> Vec<Group> {
     groups
 }
 
+impl Group {
+    fn called(&self) -> String {
+        match (&self.name, &self.bare_tag) {
+            (Some(name), _) => name.familiar(),
+            (None, Some(tag)) => format!("image `{tag}`"),
+            (None, None) => "an image without a name".to_owned(),
+        }
+    }
+}
+
 /// Returns an entry's name, or its tag if it has only that.
-fn name(entry: &Descriptor) -> (Option<Reference>, Option<String>) {
-    let annotations = entry.annotations().as_ref();
-    let annotation = |key| {
-        annotations
-            .and_then(|all| all.get(key))
-            .map(String::as_str)
-            .filter(|value| !value.is_empty())
-    };
-    if let Some(name) = annotation(FULL_NAME).and_then(|name| name.parse().ok()) {
+fn name(entry: &Entry) -> (Option<Reference>, Option<String>) {
+    if let Some(name) = entry
+        .annotation(FULL_NAME)
+        .and_then(|name| name.parse().ok())
+    {
         return (Some(name), None);
     }
-    let Some(text) = annotation(REF_NAME) else {
+    let Some(text) = entry.annotation(REF_NAME) else {
         return (None, None);
     };
     // `latest` is a tag, though it could be a repository at the default registry.
@@ -146,41 +145,46 @@ fn image(
     group: Group,
     wanted: &Platform,
     limits: &Limits,
-) -> Result<ArchivedImage, Problem> {
-    let called = match (&group.name, &group.bare_tag) {
-        (Some(name), _) => name.familiar(),
-        (None, Some(tag)) => format!("image `{tag}`"),
-        (None, None) => "an image without a name".to_owned(),
-    };
-    let unusable = |source| Problem::Manifest {
-        image: called.clone(),
-        source,
-    };
+) -> Result<ArchivedImage, Unread> {
     let mut search = Search::new(wanted.clone());
-    search.entries(&group.entries).map_err(unusable)?;
+    search.entries(&group.entries)?;
+    let mut missing = None;
     loop {
-        let descriptor = search.next_document().map_err(unusable)?;
-        let bytes = verified(archive, &descriptor, "manifest").map_err(|e| e.of(&called))?;
-        let media_type = descriptor.media_type().to_string();
-        let manifest = match Document::parse(&bytes, Some(&media_type)).map_err(unusable)? {
-            Document::Index(index) => {
-                search.index(&index).map_err(unusable)?;
+        let descriptor = match search.next_document() {
+            Ok(descriptor) => descriptor,
+            Err(error @ (ManifestError::NoImage | ManifestError::NoPlatform { .. })) => {
+                // What is missing may have been the image.
+                return Err(missing.map_or(error.into(), Unread::Problem));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let (bytes, config, layers) = match read(archive, &descriptor, &mut search, limits) {
+            Ok(Some(read)) => read,
+            Ok(None) => continue,
+            Err(Unread::Manifest(ManifestError::TooDeep)) => {
+                return Err(ManifestError::TooDeep.into());
+            }
+            Err(Unread::Manifest(error)) => {
+                search.pass_over(error);
                 continue;
             }
-            Document::Manifest(manifest) => manifest,
+            // Tools leave out what wasn't asked for.
+            Err(Unread::Problem(problem @ Problem::Missing { .. })) => {
+                missing.get_or_insert(problem);
+                continue;
+            }
+            Err(error) => return Err(error),
         };
-        let config = manifest::config_of(&manifest).map_err(unusable)?;
-        let config_bytes = verified(archive, config, "config").map_err(|e| e.of(&called))?;
-        let config = manifest::parse_config(&config_bytes).map_err(unusable)?;
-        if !search.image(&config) {
-            continue;
-        }
-        let layers = manifest::layers_of(&manifest, &config, limits).map_err(unusable)?;
+        let root = match &group.entries[..] {
+            [only] => only.digest.parse().ok(),
+            _ => None,
+        };
         return Ok(ArchivedImage {
             names: group.name.into_iter().collect(),
             bare_tag: group.bare_tag,
+            root: root.unwrap_or_else(|| Digest::of(&bytes)),
             manifest: bytes,
-            config: config_bytes,
+            config,
             layers: layers
                 .into_iter()
                 .map(|layer| ArchivedLayer {
@@ -193,41 +197,74 @@ fn image(
     }
 }
 
+/// An image's manifest, config and layers.
+type Image = (Vec<u8>, Vec<u8>, Vec<LayerSource>);
+
+/// Reads a document of a search; `None` if it isn't the image that is wanted.
+fn read(
+    archive: &Archive,
+    descriptor: &Entry,
+    search: &mut Search,
+    limits: &Limits,
+) -> Result<Option<Image>, Unread> {
+    let bytes = verified(archive, descriptor, "manifest")?;
+    let manifest = match Document::parse(&bytes, Some(&descriptor.media_type))? {
+        Document::Index(index) => {
+            search.index(&index)?;
+            return Ok(None);
+        }
+        Document::Manifest(manifest) => manifest,
+    };
+    let config_bytes = verified(archive, manifest::config_of(&manifest)?, "config")?;
+    let config = manifest::parse_config(&config_bytes)?;
+    if !search.image(&config) {
+        return Ok(None);
+    }
+    let layers = manifest::layers_of(&manifest, &config, limits)?;
+    Ok(Some((bytes, config_bytes, layers)))
+}
+
 fn blob_name(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// Why a document can't be read.
+/// Why a document can't be used.
 enum Unread {
+    /// It can't be read, or isn't the one that its descriptor is of.
     Problem(Problem),
+    /// It is the right one, and no image that can be used.
     Manifest(ManifestError),
 }
 
-impl Unread {
-    fn of(self, image: &str) -> Problem {
-        match self {
-            Self::Problem(problem) => problem,
-            Self::Manifest(source) => Problem::Manifest {
-                image: image.to_owned(),
-                source,
-            },
-        }
+impl From<Problem> for Unread {
+    fn from(problem: Problem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+impl From<ManifestError> for Unread {
+    fn from(error: ManifestError) -> Self {
+        Self::Manifest(error)
     }
 }
 
 /// Returns a document, after checking it against its descriptor.
-fn verified(
-    archive: &Archive,
-    descriptor: &Descriptor,
-    what: &'static str,
-) -> Result<Vec<u8>, Unread> {
-    let expected = manifest::digest_of(descriptor, "index", what).map_err(Unread::Manifest)?;
+fn verified(archive: &Archive, descriptor: &Entry, what: &'static str) -> Result<Vec<u8>, Unread> {
+    let expected = manifest::digest_of(descriptor, "index", what)?;
     let name = blob_name(&expected);
-    let bytes = archive.document(&name).map_err(Unread::Problem)?;
+    let bytes = archive.document(&name)?;
     let actual = Digest::of(&bytes);
-    if actual == expected {
-        Ok(bytes)
-    } else {
-        Err(Unread::Problem(Problem::Digest { name, actual }))
+    if actual != expected {
+        return Err(Problem::Digest { name, actual }.into());
+    }
+    let (declared, actual) = (descriptor.size, bytes.len() as u64);
+    match declared.filter(|declared| *declared != actual) {
+        None => Ok(bytes),
+        Some(declared) => Err(Problem::Size {
+            name,
+            declared,
+            actual,
+        }
+        .into()),
     }
 }

@@ -7,16 +7,19 @@
 mod directory;
 mod docker;
 mod error;
+mod found;
 mod layout;
+mod other;
 mod spool;
 mod tarball;
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 pub use error::{ArchiveError, Problem};
+pub(crate) use found::Found;
 
 use crate::{Descriptor, Digest, Limits, Platform, Reference};
 use directory::Directory;
@@ -50,6 +53,8 @@ pub(crate) struct ArchivedImage {
     pub names: Vec<Reference>,
     /// A tag without a repository, which is not a name by itself.
     pub bare_tag: Option<String>,
+    /// Digest of the document that the archive names: the manifest, or an index that led to it.
+    pub root: Digest,
     pub manifest: Vec<u8>,
     pub config: Vec<u8>,
     /// Bottom first.
@@ -79,23 +84,22 @@ impl Archive {
         })
     }
 
-    /// Returns all images, each for the platform that suits `wanted` best.
-    pub(crate) fn images(
-        &self,
-        wanted: &Platform,
-        limits: &Limits,
-    ) -> Result<Vec<ArchivedImage>, ArchiveError> {
+    /// Returns all images that can be used, at least one, each for the platform that suits `wanted`
+    /// best.
+    pub(crate) fn images(&self, wanted: &Platform, limits: &Limits) -> Result<Found, ArchiveError> {
         self.find(wanted, limits)
+            .and_then(Found::finish)
             .map_err(|problem| self.error(problem))
     }
 
-    fn find(&self, wanted: &Platform, limits: &Limits) -> Result<Vec<ArchivedImage>, Problem> {
+    fn find(&self, wanted: &Platform, limits: &Limits) -> Result<Found, Problem> {
         if self.member(layout::MARKER)?.is_some() && self.member(layout::INDEX)?.is_some() {
-            let images = layout::images(self, wanted, limits)?;
+            let found = layout::images(self, wanted, limits)?;
             // Docker 25.0.0 and 25.0.1 write an index without entries for an image that is saved
             // by its ID (moby#47210), and the whole image beside it.
-            if !images.is_empty() || self.member(docker::MANIFEST)?.is_none() {
-                return layout::or_no_image(images);
+            let is_empty = found.images.is_empty() && found.left_out.is_empty();
+            if !is_empty || self.member(docker::MANIFEST)?.is_none() {
+                return Ok(found);
             }
             return docker::images(self, wanted, limits);
         }
@@ -184,5 +188,10 @@ fn open(path: &Path, tmp: &Path, limits: &Limits) -> Result<Members, Problem> {
         return Err(Problem::Open(io::Error::other("it is a device")));
     }
     let file = spool::seekable(file, kind.is_file(), tmp, limits)?;
+    let mut head = [0; other::HEAD];
+    let count = file.read_at(&mut head, 0).map_err(Problem::Open)?;
+    if let Some(what) = other::kind(head.get(..count).unwrap_or_default()) {
+        return Err(Problem::Other(what));
+    }
     Tarball::index(file, limits).map(Members::Tarball)
 }

@@ -50,6 +50,7 @@ const SLACK: u64 = 1 << 30;
 struct Task {
     diff_id: Digest,
     kind: LayerKind,
+    blob_size: Option<u64>,
     limits: Limits,
 }
 
@@ -70,6 +71,7 @@ impl Call for Task {
         let expected = Expected {
             what: &expect,
             hashed_by_caller: true,
+            blob_size: self.blob_size,
         };
         let out = ChecksummedFile::new(image.into());
         make(blob, expected, self.kind, out, second.into(), &self.limits).map_err(Refusal::from)
@@ -88,6 +90,7 @@ pub(super) fn convert(
     let task = Task {
         diff_id: expected.what.diff_id,
         kind,
+        blob_size: expected.blob_size,
         limits: limits.clone(),
     };
     let (mut feed, [memory, signals]) = Feed::new().map_err(Reason::Write)?;
@@ -309,9 +312,10 @@ fn reason(error: CallError<Refusal>) -> Reason {
 }
 
 const COMPRESSIONS: [&str; 3] = ["xz", "bzip2", "lz4"];
-const SETTINGS: [&str; 11] = [
+const SETTINGS: [&str; 12] = [
     "layer-size",
     "entries",
+    "metadata-ratio",
     "metadata-size",
     "path-length",
     "path-depth",

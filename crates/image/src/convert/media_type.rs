@@ -2,13 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use micabox_tar::printable;
-
-use super::error::Reason;
-
 /// Kinds of layers that we can convert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum LayerKind {
+pub(crate) enum LayerKind {
     /// A tar archive.
     Archive,
     /// An EROFS image.
@@ -32,15 +28,13 @@ impl LayerKind {
     ///
     /// The compression in the media type isn't used: like Docker and containerd we detect it from
     /// the blob's first bytes, since layers with a wrong type exist.
-    pub(super) fn of(media_type: Option<&str>) -> Result<Self, Reason> {
+    ///
+    /// # Errors
+    ///
+    /// Why a layer of this type can't be read.
+    pub(crate) fn of(media_type: Option<&str>) -> Result<Self, &'static str> {
         let Some(full) = media_type else {
             return Ok(Self::Archive);
-        };
-        let refuse = |problem| {
-            Err(Reason::MediaType {
-                media_type: printable(full.as_bytes()),
-                problem,
-            })
         };
         // Parameters may follow a semicolon.
         let plain = full.split(';').next().unwrap_or_default().trim();
@@ -55,9 +49,9 @@ impl LayerKind {
         } else if EROFS.iter().any(is) {
             Ok(Self::Erofs)
         } else if plain.contains("+encrypted") {
-            refuse("encrypted layers can't be read without their key")
+            Err("encrypted layers can't be read without their key")
         } else {
-            refuse("this is not a layer of an image that can be run")
+            Err("this is not a layer of an image that can be run")
         }
     }
 }

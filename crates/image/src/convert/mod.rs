@@ -9,6 +9,7 @@ mod error;
 pub(crate) mod fuzzing;
 mod jail;
 mod media_type;
+mod memory;
 mod native;
 mod path;
 mod pipeline;
@@ -18,6 +19,7 @@ mod xattr;
 
 pub use error::{Error, Reason};
 pub use jail::{Place, WORKER};
+pub(crate) use media_type::LayerKind;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -31,7 +33,6 @@ use crate::recipe::{self, Recorder};
 use crate::store::{
     self, Checksum, ChecksummedFile, Claim, Layer, LayerClaim, LayerRecord, RecipeRecord, Store,
 };
-use media_type::LayerKind;
 use micabox_oci::{Descriptor, Digest};
 use micabox_tar::{self as tar, printable};
 use source::Expected;
@@ -54,6 +55,13 @@ impl Expect {
 
     fn media_type(&self) -> Option<&str> {
         self.blob.as_ref().map(|blob| &*blob.media_type)
+    }
+
+    fn kind(&self) -> Result<LayerKind, Reason> {
+        LayerKind::of(self.media_type()).map_err(|problem| Reason::MediaType {
+            media_type: printable(self.media_type().unwrap_or_default().as_bytes()),
+            problem,
+        })
     }
 
     /// Returns the digest that identifies the layer in messages.
@@ -120,7 +128,7 @@ pub fn convert_layer_in(
 ///
 /// [`Reason::Kind`], or the error of an unknown media type.
 pub fn check_kind(layer: &Layer, expect: &Expect) -> Result<(), Error> {
-    let kind = LayerKind::of(expect.media_type()).map_err(|r| expect.error(r))?;
+    let kind = expect.kind().map_err(|r| expect.error(r))?;
     let is_archive = layer.record.recipe.is_some();
     if is_archive != (kind == LayerKind::Archive) {
         return Err(expect.error(Reason::Kind {
@@ -165,7 +173,7 @@ fn convert(
 ) -> Result<Layer, Reason> {
     let diff_id = *claim.diff_id();
     let expected = Expected::all(expect);
-    let kind = LayerKind::of(expect.media_type())?;
+    let kind = expect.kind()?;
     let (scratch, image) = claim.start()?;
     let second = match kind {
         LayerKind::Archive => scratch.create(store::RECIPE)?,
@@ -225,7 +233,7 @@ fn make(
     let made = match kind {
         LayerKind::Archive => {
             let (made, _) = pipeline::run(source, expected, limits, |bytes| {
-                from_archive(bytes, out, second, &diff_id, limits)
+                from_archive(bytes, out, second, expected, limits)
             })?;
             made
         }
@@ -276,10 +284,11 @@ fn from_archive(
     bytes: &mut dyn BufRead,
     out: ChecksummedFile,
     recipe: File,
-    diff_id: &Digest,
+    expected: Expected<'_>,
     limits: &Limits,
 ) -> Result<Made, Reason> {
-    let mut tree = LayerTree::new(out, identity::layer_uuid(diff_id), limits)?;
+    let uuid = identity::layer_uuid(&expected.what.diff_id);
+    let mut tree = LayerTree::new(out, uuid, expected.blob_size, limits)?;
     let recorder = Recorder::new(bytes, recipe).map_err(Reason::Write)?;
     let mut archive = tar::Reader::new(recorder, limits.member());
     loop {

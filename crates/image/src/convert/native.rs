@@ -18,6 +18,7 @@ use micabox_erofs::{
 use micabox_tar::printable;
 
 use super::error::Reason;
+use super::memory::{Exceeded, Memory};
 use super::pipeline::check_size;
 use super::tree::{Finished, SYMLINK_MODE, data_memory, erofs_reason};
 use super::xattr;
@@ -60,9 +61,10 @@ pub(super) fn copy(
     if inodes > limits.entries {
         return exceeded("entries", limits.entries, None);
     }
-    if inodes.saturating_mul(ENTRY_MEMORY) > limits.metadata_size {
-        return exceeded("metadata-size", limits.metadata_size, None);
-    }
+    let memory = Memory::new(limits, Some(blob_size));
+    memory
+        .check(inodes.saturating_mul(ENTRY_MEMORY))
+        .or_else(|Exceeded { setting, limit }| exceeded(setting, limit, None))?;
     let most = limits.metadata_size / CHECK_MEMORY;
     if let Some(finding) = check::check_within(&image, most).first() {
         let finding = finding.to_string();
@@ -85,7 +87,7 @@ pub(super) fn copy(
         inodes: HashMap::new(),
         directories: HashMap::new(),
         count: 0,
-        metadata: 0,
+        memory,
         written: 0,
         blob_size,
         limits,
@@ -120,8 +122,8 @@ struct Copy<'a> {
     inodes: HashMap<u64, InodeId>,
     directories: HashMap<Box<[u8]>, InodeId>,
     count: u64,
-    /// Memory for names and inodes, as [`Limits::metadata_size`] counts it.
-    metadata: u64,
+    /// Memory for names and inodes.
+    memory: Memory,
     /// Bytes of files so far, in whole blocks. Blocks that files of the original share are not
     /// shared in the copy.
     written: u64,
@@ -169,11 +171,8 @@ impl Copy<'_> {
 
     /// Counts memory that is held until the copy is finished.
     fn charge(&mut self, path: &[u8], bytes: u64) -> Result<(), Reason> {
-        self.metadata = self.metadata.saturating_add(bytes);
-        if self.metadata > self.limits.metadata_size {
-            return exceeded("metadata-size", self.limits.metadata_size, Some(path));
-        }
-        Ok(())
+        let taken = self.memory.take(bytes);
+        taken.or_else(|Exceeded { setting, limit }| exceeded(setting, limit, Some(path)))
     }
 
     /// Counts the bytes of a file before they are copied.

@@ -15,6 +15,8 @@ pub(super) struct Expected<'a> {
     /// Whether the process that feeds the blob hashes it. That process also knows the diff ID of a
     /// blob that isn't compressed.
     pub hashed_by_caller: bool,
+    /// Size of the blob in bytes for limits that depend on it, also where it isn't checked.
+    pub blob_size: Option<u64>,
 }
 
 impl<'a> Expected<'a> {
@@ -23,6 +25,7 @@ impl<'a> Expected<'a> {
         Self {
             what,
             hashed_by_caller: false,
+            blob_size: what.blob.as_ref().map(|blob| blob.size),
         }
     }
 

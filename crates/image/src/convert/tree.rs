@@ -17,6 +17,7 @@ use micabox_tar::{Kind as Type, Member, Records, XattrError, printable, whiteout
 
 use self::links::PendingLinks;
 use super::error::Reason;
+use super::memory::{Exceeded, Memory};
 use super::path::{self, components};
 use super::xattr;
 use crate::{ENTRY_MEMORY, Limits};
@@ -34,8 +35,7 @@ pub(super) struct LayerTree<W> {
     limits: Limits,
     /// Number of entries and implied directories.
     count: u64,
-    /// Memory for them, as [`Limits::metadata_size`] counts it.
-    metadata: u64,
+    memory: Memory,
     /// Names to hide in lower layers, unless an entry of this layer has them at the end.
     whiteouts: Vec<(InodeId, Box<[u8]>)>,
     /// The same for devices 0/0; a later entry with the same name removes one.
@@ -91,13 +91,18 @@ enum Problem {
     Erofs(#[from] ErofsError),
     #[error("exceeds `entries`")]
     TooMany,
-    #[error("exceeds `metadata-size`")]
-    TooMuchMetadata,
+    #[error("exceeds `{}`", .0.setting)]
+    Memory(Exceeded),
 }
 
 impl<W: Write + Seek> LayerTree<W> {
-    /// Starts an empty layer in `out`.
-    pub(super) fn new(out: W, uuid: [u8; 16], limits: &Limits) -> Result<Self, Reason> {
+    /// Starts an empty layer in `out`, from a blob of `blob` bytes.
+    pub(super) fn new(
+        out: W,
+        uuid: [u8; 16],
+        blob: Option<u64>,
+        limits: &Limits,
+    ) -> Result<Self, Reason> {
         // Until the archive has an entry for it, the root is implied, like a missing parent.
         let options = Options {
             uuid,
@@ -107,7 +112,7 @@ impl<W: Write + Seek> LayerTree<W> {
             writer: Writer::new(out, options).map_err(erofs_reason)?,
             limits: limits.clone(),
             count: 0,
-            metadata: 0,
+            memory: Memory::new(limits, blob),
             whiteouts: Vec::new(),
             device_whiteouts: BTreeSet::new(),
             opaque: BTreeSet::new(),
@@ -358,11 +363,7 @@ impl<W: Write + Seek> LayerTree<W> {
 
     /// Counts memory that is held until the layer is finished.
     fn charge(&mut self, bytes: u64) -> Result<(), Problem> {
-        self.metadata = self.metadata.saturating_add(bytes);
-        if self.metadata > self.limits.metadata_size {
-            return Err(Problem::TooMuchMetadata);
-        }
-        Ok(())
+        self.memory.take(bytes).map_err(Problem::Memory)
     }
 
     /// Returns the error with the entry's name.
@@ -375,7 +376,10 @@ impl<W: Write + Seek> LayerTree<W> {
         };
         match problem {
             Problem::TooMany => limit("entries", self.limits.entries),
-            Problem::TooMuchMetadata => limit("metadata-size", self.limits.metadata_size),
+            Problem::Memory(Exceeded {
+                setting,
+                limit: most,
+            }) => limit(setting, most),
             Problem::Path(path::Problem::TooDeep)
             | Problem::LinkTarget(_, path::Problem::TooDeep) => {
                 limit("path-depth", self.limits.path_depth)

@@ -1,10 +1,9 @@
 //! Rewrites manifests for images whose layers were packed anew.
 
-use serde_json::{Map, Value, json};
-
 use super::Compression;
 use crate::manifest::{Document, ManifestError, digest_of};
-use crate::{Descriptor, Digest};
+use crate::{Descriptor, Digest, printable};
+use micabox_oci::json::{self, Json};
 
 pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
@@ -31,48 +30,61 @@ pub fn rewrite(
     let Document::Manifest(parsed) = Document::parse(original, None)? else {
         return Err(malformed("it is an index".to_owned()));
     };
-    let mut same = parsed.layers().len() == layers.len();
-    for (old, new) in parsed.layers().iter().zip(layers) {
-        let digest = digest_of(old, "manifest", "layer")?;
-        same &= (digest, old.size()) == (new.digest, new.size);
+    if parsed.layers.len() != layers.len() {
+        return Err(ManifestError::LeftOut);
     }
-    let old: Value =
-        serde_json::from_slice(original).map_err(|error| malformed(error.to_string()))?;
-    let own_type = old["mediaType"].as_str().unwrap_or(MANIFEST_TYPE);
+    let mut same = true;
+    for (old, new) in parsed.layers.iter().zip(layers) {
+        let digest = digest_of(old, "manifest", "layer")?;
+        same &= (digest, old.size) == (new.digest, Some(new.size));
+    }
+    let own_type = match parsed.media_type.as_str() {
+        "" => MANIFEST_TYPE,
+        own => own,
+    };
     if same {
         return Ok((original.to_vec(), own_type.to_owned()));
     }
+    let old: Json =
+        json::from_slice(original).map_err(|error| malformed(printable(&error.to_string())))?;
     let fields = match old {
-        Value::Object(fields) if own_type == MANIFEST_TYPE => fields,
-        _ => Map::new(),
+        fields @ Json::Object(_) if own_type == MANIFEST_TYPE => fields,
+        _ => Json::Object(Vec::new()),
     };
     Ok((write(fields, config, layers)?, MANIFEST_TYPE.to_owned()))
 }
 
 /// Returns a minimal manifest of an image with this config and these layers.
 pub(crate) fn fresh(config: &[u8], layers: &[Descriptor]) -> Result<Vec<u8>, ManifestError> {
-    write(Map::new(), config, layers)
+    write(Json::Object(Vec::new()), config, layers)
 }
 
 fn write(
-    mut manifest: Map<String, Value>,
+    mut manifest: Json,
     config: &[u8],
     layers: &[Descriptor],
 ) -> Result<Vec<u8>, ManifestError> {
-    let layers = layers.iter().map(|blob| {
-        json!(Descriptor {
+    let malformed = |error: json::Error| ManifestError::Malformed {
+        document: "manifest",
+        message: error.to_string(),
+    };
+    let layers: Vec<_> = layers
+        .iter()
+        .map(|blob| Descriptor {
             media_type: oci_type(&blob.media_type).to_owned(),
             ..blob.clone()
         })
-    });
-    manifest.insert("layers".to_owned(), layers.collect());
-    manifest.insert("config".to_owned(), json!(config_descriptor(config)));
-    manifest.insert("mediaType".to_owned(), json!(MANIFEST_TYPE));
-    manifest.insert("schemaVersion".to_owned(), json!(2));
-    serde_json::to_vec(&manifest).map_err(|error| ManifestError::Malformed {
-        document: "manifest",
-        message: error.to_string(),
-    })
+        .collect();
+    let config = config_descriptor(config);
+    for (name, value) in [
+        ("schemaVersion", Json::of(&2)),
+        ("mediaType", Json::of(&MANIFEST_TYPE)),
+        ("config", Json::of(&config)),
+        ("layers", Json::of(&layers)),
+    ] {
+        manifest.set_field(name, value.map_err(malformed)?);
+    }
+    serde_json::to_vec(&manifest).map_err(malformed)
 }
 
 /// Returns the descriptor of an image's config.
@@ -100,6 +112,8 @@ fn oci_type(media_type: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn blob(text: &str) -> Descriptor {

@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 
-use oci_spec::image::{Descriptor, ImageConfiguration, ImageIndex};
+use oci_spec::image::ImageConfiguration;
 
-use super::{ManifestError, platform_of};
-use crate::platform::{self, Platform};
+use super::{Entry, Index, ManifestError, platform_of};
+use crate::platform::Platform;
+use crate::printable;
 
 /// Most indexes nested in each other.
 const MAX_DEPTH: usize = 4;
@@ -14,17 +15,19 @@ const MAX_DOCUMENTS: usize = 64;
 
 /// The search for one platform's image in an index, and in the indexes within it.
 ///
-/// The caller reads the documents: `next_document` returns the next descriptor, [`Self::index`]
-/// and [`Self::image`] take what was read.
+/// The caller reads the documents: `next_document` returns the next descriptor, [`Self::index`],
+/// [`Self::image`] and [`Self::pass_over`] take what was read.
 pub struct Search {
     wanted: Platform,
-    queue: VecDeque<(Descriptor, usize)>,
+    queue: VecDeque<(Entry, usize)>,
     /// Number of descriptors returned so far.
     documents: usize,
     /// Depth of the document returned last, and whether an index specifies its platform.
     depth: usize,
     vouched: bool,
     offered: Vec<Platform>,
+    /// Why the first document was passed over, and whether an index vouches for its platform.
+    passed: Option<(bool, ManifestError)>,
 }
 
 impl Search {
@@ -38,6 +41,7 @@ impl Search {
             depth: 0,
             vouched: false,
             offered: Vec::new(),
+            passed: None,
         }
     }
 
@@ -46,8 +50,16 @@ impl Search {
     /// # Errors
     ///
     /// [`ManifestError::TooDeep`].
-    pub fn index(&mut self, index: &ImageIndex) -> Result<(), ManifestError> {
-        self.entries(index.manifests())
+    pub fn index(&mut self, index: &Index) -> Result<(), ManifestError> {
+        self.entries(&index.entries)?;
+        if let Some(problem) = &index.unreadable {
+            self.vouched = false;
+            self.pass_over(ManifestError::Malformed {
+                document: "index",
+                message: problem.clone(),
+            });
+        }
+        Ok(())
     }
 
     /// Adds descriptors that are alternatives to each other.
@@ -55,39 +67,48 @@ impl Search {
     /// # Errors
     ///
     /// [`ManifestError::TooDeep`].
-    pub fn entries(&mut self, entries: &[Descriptor]) -> Result<(), ManifestError> {
+    pub fn entries(&mut self, entries: &[Entry]) -> Result<(), ManifestError> {
         if self.depth >= MAX_DEPTH {
             return Err(ManifestError::TooDeep);
         }
-        let mut with_platform = Vec::new();
+        let mut suitable = Vec::new();
+        // An entry without a platform may be an index, or its config may specify the platform.
         let mut without = Vec::new();
         for entry in entries {
-            match entry.platform() {
-                Some(platform) => with_platform.push((Platform::from(platform), entry)),
-                None => without.push(entry),
+            if let Some(kind) = entry.artifact() {
+                self.vouched = false;
+                self.pass_over(ManifestError::Artifact(printable(kind)));
+                continue;
+            }
+            let Some(platform) = entry.platform() else {
+                without.push(entry);
+                continue;
+            };
+            if let Some(rank) = self.wanted.suits(&platform) {
+                suitable.push((rank, entry));
+            }
+            // Attestations have the platform unknown/unknown, which no caller requests.
+            if platform.os() != "unknown" {
+                self.offered.push(platform);
             }
         }
-        let best = platform::best(
-            &self.wanted,
-            with_platform
-                .iter()
-                .map(|(offered, entry)| (offered, *entry)),
-        );
-        // Attestations have the platform unknown/unknown, which no caller requests.
-        self.offered.extend(
-            with_platform
-                .iter()
-                .map(|(platform, _)| platform)
-                .filter(|platform| platform.os() != "unknown")
-                .cloned(),
-        );
-        // An entry without a platform may be an index, or its config may specify the platform.
-        let candidates: Vec<&Descriptor> = best.into_iter().chain(without).collect();
+        // Of equal ones the first, in the index's order.
+        suitable.sort_by_key(|(rank, _)| *rank);
+        let suitable = suitable.into_iter().map(|(_, entry)| entry);
         // Depth first: the entries of an index come before the index's neighbours.
-        for entry in candidates.into_iter().rev() {
+        for entry in suitable.chain(without).rev() {
             self.queue.push_front((entry.clone(), self.depth + 1));
         }
         Ok(())
+    }
+
+    /// Notes that the document returned last is no image that can be used, and why.
+    pub fn pass_over(&mut self, error: ManifestError) {
+        // An image for the platform says more than a signature beside it.
+        match &self.passed {
+            Some((vouched, _)) if *vouched || !self.vouched => {}
+            _ => self.passed = Some((self.vouched, error)),
+        }
     }
 
     /// Returns the document to read next. If there is none left, the search has failed, and the
@@ -95,19 +116,11 @@ impl Search {
     ///
     /// # Errors
     ///
-    /// [`ManifestError::NoPlatform`], [`ManifestError::NoImage`], [`ManifestError::TooDeep`].
-    pub fn next_document(&mut self) -> Result<Descriptor, ManifestError> {
+    /// The error of a document that was passed over; [`ManifestError::NoPlatform`],
+    /// [`ManifestError::NoImage`], [`ManifestError::TooDeep`].
+    pub fn next_document(&mut self) -> Result<Entry, ManifestError> {
         let Some((descriptor, depth)) = self.queue.pop_front() else {
-            if self.offered.is_empty() {
-                return Err(ManifestError::NoImage);
-            }
-            let mut offered = std::mem::take(&mut self.offered);
-            offered.sort_by_key(Platform::to_string);
-            offered.dedup();
-            return Err(ManifestError::NoPlatform {
-                wanted: self.wanted.clone(),
-                offered,
-            });
+            return Err(self.failure());
         };
         self.documents += 1;
         if self.documents > MAX_DOCUMENTS {
@@ -116,6 +129,21 @@ impl Search {
         self.depth = depth;
         self.vouched = descriptor.platform().is_some();
         Ok(descriptor)
+    }
+
+    fn failure(&mut self) -> ManifestError {
+        let mut offered = std::mem::take(&mut self.offered);
+        match self.passed.take() {
+            Some((vouched, error)) if vouched || offered.is_empty() => return error,
+            _ if offered.is_empty() => return ManifestError::NoImage,
+            _ => {}
+        }
+        offered.sort_by_key(Platform::to_string);
+        offered.dedup();
+        ManifestError::NoPlatform {
+            wanted: self.wanted.clone(),
+            offered,
+        }
     }
 
     /// Takes an image's config, and returns whether the image is for the wanted platform. The
@@ -145,7 +173,7 @@ mod tests {
         json!({"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": digest})
     }
 
-    fn index(entries: &[Option<&str>]) -> ImageIndex {
+    fn index(entries: &[Option<&str>]) -> Index {
         let entries: Vec<Value> = entries
             .iter()
             .enumerate()
@@ -186,7 +214,7 @@ mod tests {
             ]))
             .unwrap();
         let order: Vec<u64> = std::iter::from_fn(|| search.next_document().ok())
-            .map(|entry| entry.size())
+            .map(|entry| entry.size.unwrap())
             .collect();
         assert_eq!(order, [2, 1, 4]);
         let error = search.next_document().unwrap_err();
@@ -197,18 +225,49 @@ mod tests {
     }
 
     #[test]
+    fn the_search_goes_on_past_what_is_no_image_and_says_what_mattered() {
+        let artifact = || ManifestError::Artifact("a signature".into());
+        let mut search = wanting("linux/amd64/v3");
+        let two = [Some("linux/amd64"), None, Some("linux/amd64/v2")];
+        search.index(&index(&two)).unwrap();
+        // The newest variant first, then the others in their order.
+        for size in [2, 0, 1] {
+            assert_eq!(search.next_document().unwrap().size, Some(size));
+            search.pass_over(ManifestError::Artifact(size.to_string()));
+        }
+        let error = search.next_document().unwrap_err();
+        assert_eq!(error, ManifestError::Artifact("2".into()));
+
+        let mut search = wanting("linux/amd64");
+        search.index(&index(&[None])).unwrap();
+        search.next_document().unwrap();
+        search.pass_over(artifact());
+        assert_eq!(search.next_document().unwrap_err(), artifact());
+
+        // Neither a signature nor an entry of another shape is why there is no image.
+        let mut search = wanting("linux/amd64");
+        let mut mixed = index(&[None, Some("linux/arm64")]);
+        mixed.unreadable = Some("a string in the place of an object".into());
+        search.index(&mixed).unwrap();
+        search.next_document().unwrap();
+        search.pass_over(artifact());
+        let error = search.next_document().unwrap_err();
+        assert!(matches!(error, ManifestError::NoPlatform { .. }), "{error}");
+    }
+
+    #[test]
     fn the_search_reads_nested_indexes_first_up_to_a_limit() {
         let mut search = wanting("linux/amd64");
         search.index(&index(&[None, Some("linux/amd64")])).unwrap();
-        assert_eq!(search.next_document().unwrap().size(), 1);
+        assert_eq!(search.next_document().unwrap().size, Some(1));
         search
             .index(&index(&[Some("linux/arm64"), None, None]))
             .unwrap();
         let config = parse_config(br#"{"os": "linux", "architecture": "arm64"}"#).unwrap();
-        assert_eq!(search.next_document().unwrap().size(), 1);
+        assert_eq!(search.next_document().unwrap().size, Some(1));
         assert!(!search.image(&config));
-        assert_eq!(search.next_document().unwrap().size(), 2);
-        assert_eq!(search.next_document().unwrap().size(), 0);
+        assert_eq!(search.next_document().unwrap().size, Some(2));
+        assert_eq!(search.next_document().unwrap().size, Some(0));
         let error = search.next_document().unwrap_err().to_string();
         assert!(
             error.contains("linux/amd64") && error.contains("linux/arm64"),

@@ -1,8 +1,10 @@
 //! Documents as registries serve them, and damaged ones.
 
 use proptest::prelude::*;
+use serde_json::{Value, json};
 
 use super::*;
+use crate::Limits;
 
 const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
@@ -14,7 +16,7 @@ fn descriptor(kind: &str) -> Value {
     json!({"mediaType": format!("application/vnd.oci.image.{kind}"), "digest": DIGEST, "size": 7})
 }
 
-fn manifest(layers: Value) -> ImageManifest {
+fn manifest(layers: Value) -> Manifest {
     let value =
         json!({"schemaVersion": 2, "config": descriptor("config.v1+json"), "layers": layers});
     match document(value, None) {
@@ -74,7 +76,7 @@ fn documents_that_are_not_images_are_refused_by_name() {
         "{}",
         r#"{"schemaVersion":2,"layers":[{}]}"#,
         r#"{"schemaVersion":2,"manifests":{}}"#,
-        r#"{"schemaVersion":2,"manifests":[{"size":-1}]}"#,
+        r#"{"schemaVersion":"2","manifests":[]}"#,
     ] {
         let error = Document::parse(bad.as_bytes(), None).unwrap_err();
         assert!(
@@ -86,13 +88,23 @@ fn documents_that_are_not_images_are_refused_by_name() {
     assert!(Document::parse(nested.as_bytes(), None).is_err());
 
     let mut chart = manifest(json!([]));
-    chart.set_config(serde_json::from_value(descriptor("config.v1+json")).unwrap());
     assert!(config_of(&chart).is_ok());
-    let mut config = descriptor("");
-    config["mediaType"] = json!("application/vnd.cncf.helm.config.v1+json");
-    chart.set_config(serde_json::from_value(config).unwrap());
+    chart.config.media_type = "application/vnd.cncf.helm.config.v1+json".into();
     let error = config_of(&chart).unwrap_err().to_string();
     assert!(error.contains("helm"), "{error}");
+}
+
+#[test]
+fn entries_of_an_index_are_read_each_by_itself() {
+    let entries =
+        json!([{"size": -1}, descriptor("manifest.v1+json"), "x", {"platform": []}, null]);
+    let index = document(json!({"schemaVersion": 2, "manifests": entries}), None);
+    let Ok(Document::Index(index)) = index else {
+        panic!("{index:?}");
+    };
+    assert_eq!(index.entries.len(), 2);
+    assert_eq!(index.entries[0].digest, DIGEST);
+    assert!(index.unreadable.unwrap().contains("-1"));
 }
 
 #[test]
@@ -105,7 +117,9 @@ fn a_config_may_leave_out_what_goes_without_saying() {
     ] {
         let config = parse_config(text.as_bytes()).unwrap();
         assert!(config.rootfs().diff_ids().is_empty());
-        assert_eq!(platform_of(&config), Platform::host());
+        let host = Platform::host();
+        let baseline = Platform::new(host.os(), host.architecture(), "");
+        assert_eq!(platform_of(&config), baseline);
     }
     for bad in [
         "",
@@ -204,6 +218,7 @@ proptest! {
         let mut search = Search::new(Platform::host());
         match Document::parse(&bytes, None) {
             Ok(Document::Manifest(manifest)) => if let Ok(config) = config {
+                let _ = config_of(&manifest);
                 let _ = layers_of(&manifest, &config, &Limits::default());
                 search.image(&config);
             },

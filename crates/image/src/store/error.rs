@@ -92,6 +92,15 @@ pub enum Error {
         problem: String,
     },
 
+    /// A name with a digest that is another one's.
+    #[error("the name `{name}` is not this image's, whose digest is {image}: leave the digest out")]
+    OtherDigest {
+        /// The name.
+        name: String,
+        /// Manifest digest of the image.
+        image: Digest,
+    },
+
     /// An invalid manifest or config.
     #[error("{what} is invalid: {problem}")]
     Invalid {

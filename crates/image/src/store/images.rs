@@ -15,12 +15,14 @@ use super::layers::{Layer, padded_blocks};
 use super::layout;
 use super::lock::{Lock, Mode};
 use super::merged;
+use super::references::check_digest;
 use super::scratch::Scratch;
 use super::vmdk::{self, Extent};
 use super::{ImageName, Store};
+use crate::Limits;
 use crate::Trim;
 use crate::identity;
-use crate::manifest::{self, Document};
+use crate::manifest::{self, Document, LayerSource};
 use crate::platform::Platform;
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
@@ -253,34 +255,51 @@ impl Store {
     /// Publishes an image of layers in the store, and gives it names.
     ///
     /// `manifest` and `config` are the documents' bytes: their digests are the image's and its
-    /// config's, and the config's diff IDs are its layers. The caller must have held
-    /// [`Store::shared`] since before it looked for the first layer.
+    /// config's, and together they name its layers. The caller must have held [`Store::shared`]
+    /// since before it looked for the first layer.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] if the documents don't belong together, [`Error::NoLayer`] if a layer is
-    /// missing.
+    /// missing, [`Error::OtherDigest`].
     pub fn publish_image(
         &self,
         manifest: &[u8],
         config: &[u8],
         references: &[Reference],
     ) -> Result<Image> {
+        self.publish_resolved(manifest, config, references, &Digest::of(manifest))
+    }
+
+    /// Publishes an image like [`Store::publish_image`], to whose manifest the document with the
+    /// digest `resolved` led, so that a name may have that digest.
+    ///
+    /// # Errors
+    ///
+    /// Errors of [`Store::publish_image`].
+    pub fn publish_resolved(
+        &self,
+        manifest: &[u8],
+        config: &[u8],
+        references: &[Reference],
+        resolved: &Digest,
+    ) -> Result<Image> {
         let _shared = self.shared()?;
         let digest = Digest::of(manifest);
+        for reference in references {
+            check_digest(reference, &digest, resolved)?;
+        }
         let config_digest = Digest::of(config);
-        check_config_digest(manifest, &config_digest)?;
-        let invalid = |e: manifest::ManifestError| Error::Invalid {
-            what: "the image's config",
+        let invalid = |what, e: manifest::ManifestError| Error::Invalid {
+            what,
             problem: e.to_string(),
         };
-        let parsed = manifest::parse_config(config).map_err(invalid)?;
+        let parsed =
+            manifest::parse_config(config).map_err(|e| invalid("the image's config", e))?;
+        let sources = sources(manifest, &config_digest, &parsed)
+            .map_err(|e| invalid("the image's manifest", e))?;
         let mut layers = Vec::new();
-        for diff_id in parsed.rootfs().diff_ids() {
-            let diff_id: Digest = diff_id.parse().map_err(|e| Error::Invalid {
-                what: "a diff ID in the image's config",
-                problem: format!("{e}"),
-            })?;
+        for LayerSource { diff_id, .. } in sources {
             layers.push(self.layer(&diff_id)?.ok_or(Error::NoLayer { diff_id })?);
         }
 
@@ -425,25 +444,28 @@ pub(super) fn descriptor(fsmeta: &FileRecord, layers: &[Layer], image: &Path) ->
     vmdk::descriptor(&extents)
 }
 
-fn check_config_digest(manifest: &[u8], actual: &Digest) -> Result<()> {
-    let invalid = |problem| {
-        Err(Error::Invalid {
-            what: "the image's manifest",
-            problem,
-        })
+/// Returns the layers of an image, after checking that the config is the manifest's.
+fn sources(
+    manifest: &[u8],
+    actual: &Digest,
+    config: &ImageConfiguration,
+) -> Result<Vec<LayerSource>, manifest::ManifestError> {
+    let malformed = |message| manifest::ManifestError::Malformed {
+        document: "manifest",
+        message,
     };
-    let named = match Document::parse(manifest, None) {
-        Ok(Document::Manifest(manifest)) => {
-            manifest::digest_of(manifest.config(), "manifest", "config")
-        }
-        Ok(Document::Index(_)) => return invalid("it is an index of manifests".into()),
-        Err(error) => Err(error),
+    let Document::Manifest(manifest) = Document::parse(manifest, None)? else {
+        return Err(malformed("it is an index of manifests".into()));
     };
-    match named {
-        Ok(named) if named == *actual => Ok(()),
-        Ok(named) => invalid(format!(
-            "it names the config {named} and comes with {actual}"
-        )),
-        Err(error) => invalid(error.to_string()),
+    let named = manifest::digest_of(&manifest.config, "manifest", "config")?;
+    if named != *actual {
+        let problem = format!("it names the config {named} and comes with {actual}");
+        return Err(malformed(problem));
     }
+    // The blobs are here.
+    let limits = Limits {
+        layer_size: u64::MAX,
+        ..Limits::default()
+    };
+    manifest::layers_of(&manifest, config, &limits)
 }

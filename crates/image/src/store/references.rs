@@ -32,15 +32,31 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Errors of [`Store::image_by_digest`], and of the disk.
+    /// [`Error::OtherDigest`]; errors of [`Store::image_by_digest`], and of the disk.
     pub fn tag(&self, reference: &Reference, manifest: &Digest) -> Result<()> {
+        self.tag_resolved(reference, manifest, manifest)
+    }
+
+    /// Makes `reference` a name of the image to which the document with the digest `resolved` led:
+    /// its manifest, or an index.
+    ///
+    /// # Errors
+    ///
+    /// Errors of [`Store::tag`].
+    pub fn tag_resolved(
+        &self,
+        reference: &Reference,
+        manifest: &Digest,
+        resolved: &Digest,
+    ) -> Result<()> {
         let _shared = self.shared()?;
         // The image must exist, and can't be removed while we hold the lock.
         self.image_by_digest(manifest)?;
+        check_digest(reference, manifest, resolved)?;
         self.write_tag(reference, manifest)
     }
 
-    pub(crate) fn write_tag(&self, reference: &Reference, manifest: &Digest) -> Result<()> {
+    pub(super) fn write_tag(&self, reference: &Reference, manifest: &Digest) -> Result<()> {
         let path = self.tag_path(reference);
         let tag = Tag {
             reference: reference.clone(),
@@ -143,6 +159,22 @@ impl Store {
                 name: name.to_owned(),
             }),
         }
+    }
+}
+
+/// Checks that a name's digest is the manifest's or that of the document that led to it. A name
+/// with a digest stands for those bytes, wherever it came from: a registry isn't asked again.
+pub(super) fn check_digest(
+    reference: &Reference,
+    manifest: &Digest,
+    resolved: &Digest,
+) -> Result<()> {
+    match reference.digest() {
+        Some(digest) if ![manifest, resolved].contains(&digest) => Err(Error::OtherDigest {
+            name: reference.familiar(),
+            image: *manifest,
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -236,11 +236,11 @@ fn malformed_documents_are_refused() {
         (r#"{"schemaVersion": 1, "fsLayers": []}"#, "schema 1"),
         (
             r#"{"schemaVersion": 2, "manifests": [{"mediaType": "x", "size": 1, "digest": "sha256:../../x"}]}"#,
-            "malformed",
+            "bad digest",
         ),
         (
             r#"{"schemaVersion": 2, "manifests": [{"mediaType": "x", "size": 1, "digest": "md5:../../x"}]}"#,
-            "malformed",
+            "bad digest",
         ),
     ] {
         assert_refused(&bundle.clone().with("index.json", document), part);
@@ -257,7 +257,11 @@ fn bytes_that_are_not_an_archive_are_refused() {
     flipped[100] ^= 1;
     let directory = tempfile::tempdir().unwrap();
     for (bytes, part) in [
-        (Vec::new(), "no image"),
+        (Vec::new(), "it is empty"),
+        (b"\n<!DOCTYPE html>".to_vec(), "it is HTML"),
+        (gzip(b"<html>"), "it is HTML"),
+        (b"{\"errors\":[]}".to_vec(), "it is JSON"),
+        (b"PK\x03\x04".to_vec(), "it is a zip archive"),
         (vec![0; 10240], "no image"),
         (b"hello".to_vec(), "not a readable tar archive"),
         (vec![b'x'; 10_000], "not a readable tar archive"),
@@ -266,7 +270,7 @@ fn bytes_that_are_not_an_archive_are_refused() {
             archive[..archive.len() / 2].to_vec(),
             "not a readable tar archive",
         ),
-        (b"\xfd7zXZ\0and so on".to_vec(), "compressed with xz"),
+        (b"\xfd7zXZ\0and so on".to_vec(), "`xz -dc FILE | mica load`"),
         (b"BZh91AY&SYand so on".to_vec(), "compressed with bzip2"),
         (gzip(b"hello"), "not a readable tar archive"),
         (gzip(&archive)[..1000].to_vec(), "the compressed archive"),

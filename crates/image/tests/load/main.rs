@@ -6,7 +6,11 @@ mod image;
 mod layer;
 
 mod bundle;
+mod documents;
 mod hostile;
+mod left_out;
+mod names;
+mod native;
 mod shapes;
 mod tools;
 

@@ -185,6 +185,115 @@ fn blobs_of_a_wrong_length_are_not_requested_again() {
 }
 
 #[test]
+fn a_blob_may_come_in_many_short_parts() {
+    let image = TestImage::large();
+    let registry = Registry::with(&image);
+    registry.blob_fault(&image, usize::MAX, |request, reply| {
+        let (start, total) = (request.range_start().unwrap_or(0), reply.body.len());
+        let end = (start + 100_000).min(total);
+        let range = format!("bytes {start}-{}/{total}", end - 1);
+        Reply::new(206, &reply.body[start..end]).header("content-range", range)
+    });
+    let puller = Puller::new();
+    puller.assert_has(&puller.pull(&registry.reference("x:1")), &image);
+    assert!(puller.retries().is_empty());
+    // Parts of nothing are none.
+    let registry = Registry::with(&image);
+    registry.blob_fault(&image, usize::MAX, |request, reply| {
+        let (start, total) = (request.range_start().unwrap_or(0), reply.body.len());
+        let range = format!("bytes {start}-{start}/{total}");
+        Reply::new(206, &reply.body[start..=start]).header("content-range", range)
+    });
+    let message = Puller::new().refusal(&registry.reference("x:1"));
+    assert!(message.contains("gave up after"), "{message}");
+}
+
+#[test]
+fn documents_in_an_encoding_that_was_not_asked_for_are_read() {
+    let image = TestImage::small();
+    let encode = |bytes: &[u8]| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut encoder, bytes).unwrap();
+        encoder.finish().unwrap()
+    };
+    let config = Digest::of(&image.config).to_string();
+    let bodies = [encode(&image.manifest), encode(&image.config)];
+    let registry = Registry::with(&image);
+    registry.rule(move |request| {
+        let body = if request.is_manifest() {
+            &bodies[0]
+        } else if request.target.contains(&config) {
+            &bodies[1]
+        } else {
+            return None;
+        };
+        Some(Reply::new(200, body.clone()).header("content-encoding", "gzip"))
+    });
+    let puller = Puller::new();
+    puller.assert_has(&puller.pull(&registry.reference("x:1")), &image);
+    // A bomb is a document that is too large.
+    let bomb = encode(&vec![b' '; 5 << 20]);
+    let registry = Registry::with(&image);
+    registry.rule(move |request| {
+        let reply = Reply::new(200, bomb.clone()).header("content-encoding", "gzip");
+        request.is_manifest().then_some(reply)
+    });
+    let message = Puller::new().refusal(&registry.reference("x:1"));
+    assert!(message.contains("larger than 4194304 bytes"), "{message}");
+}
+
+#[test]
+fn sizes_of_documents_are_those_of_the_index_and_the_manifest() {
+    let image = TestImage::small();
+    let mut entry = image.entry(None);
+    entry["size"] = json!(image.manifest.len() + 1);
+    let registry = Registry::with(&image);
+    registry.put_manifest("x", "index", index(&[entry]));
+    let message = Puller::new().refusal(&registry.reference("x:index"));
+    assert!(message.contains("but the manifest says"), "{message}");
+    let mut lying = image;
+    lying.edit_manifest(|manifest| manifest["config"]["size"] = json!(1));
+    let registry = Registry::with(&lying);
+    let message = Puller::new().refusal(&registry.reference("x:1"));
+    assert!(message.contains("but the manifest says 1"), "{message}");
+}
+
+#[test]
+fn an_index_may_have_members_that_are_no_images() {
+    let image = TestImage::small();
+    let registry = Registry::with(&image);
+    let mut chart = TestImage::large();
+    chart.edit_manifest(|manifest| {
+        manifest["config"]["mediaType"] = json!("application/vnd.cncf.helm.config.v1+json");
+    });
+    registry.push("x", "chart", &chart);
+    let mut device = TestImage::small();
+    device.edit_manifest(|manifest| {
+        manifest["layers"][0]["annotations"] = json!({"org.erofs.role": "device"});
+    });
+    registry.push("x", "device", &device);
+    let host = micabox_image::Platform::host().to_string();
+    let entries = [
+        json!("x"),
+        json!({"mediaType": "x/y", "digest": "sha512:00"}),
+        device.entry(Some(&host)),
+        chart.entry(None),
+        image.entry(None),
+    ];
+    registry.put_manifest("x", "index", index(&entries));
+    let puller = Puller::new();
+    let reference = registry.reference(&format!("x@{}", Digest::of(&index(&entries))));
+    puller.assert_has(&puller.pull(&reference), &image);
+    // A name by the index's digest is the image's, and stays so where it is in the store.
+    assert!(puller.store.image(&reference.to_string()).is_ok());
+    puller.assert_has(&puller.pull(&reference), &image);
+    // Without an image it says what was wrong with the one for this machine.
+    registry.put_manifest("x", "none", index(&entries[..4]));
+    let message = Puller::new().refusal(&registry.reference("x:none"));
+    assert!(message.contains("the role `device`"), "{message}");
+}
+
+#[test]
 fn altered_blobs_are_not_requested_again() {
     let image = TestImage::large();
     let registry = Registry::with(&image);
@@ -322,8 +431,8 @@ fn documents_that_are_not_images_are_refused_by_name() {
         ("chart", "helm"),
         ("uneven", "1 layers, its config 2"),
         ("schema1", "schema 1"),
-        ("html", "malformed"),
-        ("empty", "malformed"),
+        ("html", "it is HTML"),
+        ("empty", "it is empty"),
         ("escape", "neither an image nor an index"),
         ("nothing", "names no image"),
     ] {

@@ -71,6 +71,22 @@ fn wants_tokens(
 }
 
 #[test]
+fn a_token_for_the_registry_is_sent_as_it_is() {
+    let image = TestImage::small();
+    let registry = Registry::with(&image);
+    registry.rule(|request| {
+        let known = request.header("authorization") == Some("Bearer given");
+        (!known).then(|| challenge("Bearer realm=\"http://127.0.0.1:1/token\",service=\"test\""))
+    });
+    let (_directory, credentials) = credentials(
+        &registry,
+        json!({"registrytoken": "given", "identitytoken": ""}),
+    );
+    let puller = Puller::new().credentials(credentials);
+    puller.assert_has(&puller.pull(&registry.reference("x:1")), &image);
+}
+
+#[test]
 fn basic_credentials_are_sent_once_asked_for() {
     let image = TestImage::small();
     let registry = Registry::with(&image);

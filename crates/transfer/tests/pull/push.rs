@@ -140,6 +140,72 @@ fn blobs_that_the_registry_has_are_neither_made_nor_sent() {
 }
 
 #[test]
+fn every_request_with_a_body_says_its_length_also_of_an_empty_one() {
+    let pusher = Pusher::small();
+    let registry = Registry::new();
+    registry.rule(|request| {
+        let has_body = ["POST", "PUT", "PATCH"].contains(&&*request.method);
+        let says = request.header("content-length") == Some(&request.body.len().to_string());
+        (has_body && !says).then(|| Reply::error(411, "length required"))
+    });
+    let _uploads = accept(&registry);
+    pusher.push(&registry.reference("team:1"));
+}
+
+#[test]
+fn a_redirected_push_takes_its_body_along_and_no_secret() {
+    for status in [301, 302, 307, 308] {
+        let pusher = Pusher::small();
+        let (registry, elsewhere) = (Registry::new(), Registry::new());
+        let uploads = accept(&elsewhere);
+        let url = elsewhere.url();
+        registry.rule(move |request| {
+            if request.header("authorization").is_none() {
+                let refusal = Reply::error(401, "who is it");
+                return Some(refusal.header("www-authenticate", "Basic realm=\"test\""));
+            }
+            let to = format!("{url}{}", request.target);
+            Some(Reply::new(status, "").header("location", to))
+        });
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("config.json");
+        let auths = json!({"auths": {registry.host(): {"auth": "dXNlcjpzZWNyZXQ="}}});
+        fs::write(&file, auths.to_string()).unwrap();
+        let mut options = pusher.options.clone();
+        options.credentials = Credentials::from_files([file]);
+        let pusher = Pusher { options, ..pusher };
+        pusher.push(&registry.reference("team:1"));
+        assert_eq!(uploads.lock().unwrap().manifests.len(), 1);
+        let mut requests = elsewhere.requests().into_iter();
+        assert!(requests.all(|request| request.header("authorization").is_none()));
+    }
+    // What is there is the answer to another request.
+    let registry = Registry::new();
+    registry.rule(|request| {
+        (request.method == "POST").then(|| Reply::new(303, "").header("location", "/elsewhere"))
+    });
+    let message = Pusher::small().refusal(&registry.reference("team:1"));
+    assert!(message.contains("without the body"), "{message}");
+}
+
+#[test]
+fn a_registry_without_a_request_of_the_push_gets_the_blobs_in_another_way() {
+    for methods in [&["HEAD"][..], &["PATCH"], &["HEAD", "PATCH"]] {
+        for status in [405, 501] {
+            let pusher = Pusher::small();
+            let registry = Registry::new();
+            registry.rule(move |request| {
+                let refused = methods.contains(&&*request.method);
+                refused.then(|| Reply::error(status, "no such method"))
+            });
+            let uploads = accept(&registry);
+            pusher.push(&registry.reference("team:1"));
+            assert_eq!(uploads.lock().unwrap().manifests.len(), 1);
+        }
+    }
+}
+
+#[test]
 fn a_broken_upload_resumes_or_starts_over() {
     for (forgetful, transfers) in [(false, 1), (true, 2)] {
         let pusher = Pusher::with(TestImage::large());

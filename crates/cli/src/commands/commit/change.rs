@@ -1,43 +1,120 @@
 //! Applies `--change`: a Dockerfile's instructions about an image's configuration.
 
-use std::collections::{HashMap, HashSet};
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
+use micabox_image::DockerConfig;
 use oci_spec::image::Config;
 
-/// Applies the instructions in order.
+use super::healthcheck;
+use super::words::{Environment, expand, split};
+
+/// What runs a command that is a line.
+const SHELL: [&str; 2] = ["/bin/sh", "-c"];
+
+/// Applies the instructions in order. Each text may have several lines, like a Dockerfile.
 ///
 /// # Errors
 /// The instruction and what is wrong with it.
-pub fn apply(config: &mut Config, instructions: &[String]) -> Result<(), String> {
-    let mut has_command = false;
-    for text in instructions {
-        let wrong = |problem: &str| format!("--change {text:?}: {problem}");
-        let (name, rest) = text
-            .trim()
-            .split_once(char::is_whitespace)
-            .unwrap_or((text, ""));
+pub fn apply(
+    config: &mut Config,
+    docker: &mut DockerConfig,
+    changes: &[String],
+) -> Result<(), String> {
+    let mut change = Change {
+        config,
+        docker,
+        has_command: false,
+    };
+    for text in changes {
+        let wrong = |text: &str, problem: String| format!("--change {text:?}: {problem}");
+        let instructions = instructions(text);
+        if instructions.is_empty() {
+            return Err(wrong(text, NOTHING.to_owned()));
+        }
+        for text in instructions {
+            change
+                .instruction(&text)
+                .map_err(|problem| wrong(&text, problem))?;
+        }
+    }
+    Ok(())
+}
+
+const NOTHING: &str = "expected an instruction and its arguments";
+
+/// Splits a text into instructions: comments and empty lines are none, and a backslash at the end
+/// of a line continues it.
+fn instructions(text: &str) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut current = String::new();
+    for line in text.lines() {
+        let line = if current.is_empty() {
+            line.trim()
+        } else {
+            line.trim_end()
+        };
+        if line.trim_start().starts_with('#') || line.is_empty() {
+            continue;
+        }
+        match line.strip_suffix('\\') {
+            Some(begun) => current.push_str(begun),
+            None => {
+                current.push_str(line);
+                all.push(std::mem::take(&mut current));
+            }
+        }
+    }
+    if !current.is_empty() {
+        all.push(current);
+    }
+    all
+}
+
+struct Change<'a> {
+    config: &'a mut Config,
+    docker: &'a mut DockerConfig,
+    has_command: bool,
+}
+
+impl Change<'_> {
+    fn instruction(&mut self, text: &str) -> Result<(), String> {
+        let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let rest = rest.trim();
         if rest.is_empty() {
-            return Err(wrong("expected an instruction and its arguments"));
+            return Err(NOTHING.to_owned());
         }
-        let words = || words(rest, config.env().as_deref().unwrap_or_default());
+        let config = &*self.config;
         match name.to_ascii_uppercase().as_str() {
             "CMD" => {
-                has_command = true;
-                config.set_cmd(Some(command(rest)));
+                self.has_command = true;
+                let command = self.command(rest);
+                self.config.set_cmd(Some(command));
             }
             "ENTRYPOINT" => {
-                config.set_entrypoint(Some(command(rest)));
+                let command = self.command(rest);
+                self.config.set_entrypoint(Some(command));
                 // The image's Cmd belongs to its old Entrypoint.
-                if !has_command {
-                    config.set_cmd(None);
+                if !self.has_command {
+                    self.config.set_cmd(None);
                 }
             }
+            "SHELL" => {
+                let words = command_words(rest).filter(|words| !words.is_empty());
+                self.docker.shell =
+                    Some(words.ok_or("expected a list like [\"/bin/sh\", \"-c\"]")?);
+            }
+            "HEALTHCHECK" => self.docker.healthcheck = Some(healthcheck::parse(rest)?),
+            "ONBUILD" => {
+                let trigger = rest.split_whitespace().next().unwrap_or_default();
+                let trigger = trigger.to_ascii_uppercase();
+                if ["ONBUILD", "FROM", "MAINTAINER"].contains(&&*trigger) {
+                    return Err(format!("{trigger} can't be for builds upon the image"));
+                }
+                self.docker.on_build.push(rest.to_owned());
+            }
             "ENV" => {
-                let pairs = pairs(rest, words().map_err(wrong)?).map_err(wrong)?;
                 let mut env = config.env().clone().unwrap_or_default();
-                for (name, value) in pairs {
+                for (name, value) in pairs(rest, &self.env())? {
                     let prefix = format!("{name}=");
                     let set = format!("{prefix}{value}");
                     match env.iter_mut().find(|known| known.starts_with(&prefix)) {
@@ -45,143 +122,165 @@ pub fn apply(config: &mut Config, instructions: &[String]) -> Result<(), String>
                         None => env.push(set),
                     }
                 }
-                config.set_env(Some(env));
+                self.config.set_env(Some(env));
             }
             "LABEL" => {
-                let pairs = pairs(rest, words().map_err(wrong)?).map_err(wrong)?;
-                let mut labels: HashMap<_, _> = config.labels().clone().unwrap_or_default();
-                labels.extend(pairs);
-                config.set_labels(Some(labels));
+                let mut labels = config.labels().clone().unwrap_or_default();
+                labels.extend(pairs(rest, &self.env())?);
+                self.config.set_labels(Some(labels));
             }
             "EXPOSE" => {
                 let mut ports = config.exposed_ports().clone().unwrap_or_default();
-                for word in words().map_err(wrong)? {
-                    let port = port(&word).ok_or_else(|| wrong("expected PORT or PORT/udp"))?;
-                    if !ports.contains(&port) {
-                        ports.push(port);
+                for word in split(rest)? {
+                    // A variable may have several.
+                    let words = expand(&word, &self.env())?;
+                    for word in words.split_whitespace() {
+                        let new = self::ports(word)
+                            .ok_or("expected PORT or FIRST-LAST, and /tcp, /udp or /sctp")?;
+                        ports.extend(new);
                     }
                 }
-                config.set_exposed_ports(Some(ports));
+                let mut seen = std::collections::HashSet::new();
+                ports.retain(|port| seen.insert(port.clone()));
+                self.config.set_exposed_ports(Some(ports));
             }
             "VOLUME" => {
                 let mut volumes = config.volumes().clone().unwrap_or_default();
-                let new = match json(rest) {
-                    Some(list) => list,
-                    None => words().map_err(wrong)?,
-                };
-                let known: HashSet<String> = volumes.iter().cloned().collect();
-                volumes.extend(new.into_iter().filter(|path| !known.contains(path)));
-                config.set_volumes(Some(volumes));
+                let new = command_words(rest)
+                    .unwrap_or_else(|| rest.split_whitespace().map(str::to_owned).collect());
+                for word in new {
+                    let path = expand(&word, &self.env())?;
+                    if path.trim().is_empty() {
+                        return Err("a volume's path is empty".to_owned());
+                    }
+                    if !volumes.contains(&path) {
+                        volumes.push(path);
+                    }
+                }
+                self.config.set_volumes(Some(volumes));
             }
             "USER" => {
-                config.set_user(Some(words().map_err(wrong)?.join(" ")));
+                let user = expand(rest, &self.env())?;
+                self.config.set_user(Some(user));
             }
             "STOPSIGNAL" => {
-                config.set_stop_signal(Some(words().map_err(wrong)?.join(" ")));
+                let signal = expand(rest, &self.env())?;
+                let is_of_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-');
+                if signal.is_empty() || !signal.chars().all(is_of_name) {
+                    return Err("expected a signal's name or number".to_owned());
+                }
+                self.config.set_stop_signal(Some(signal));
             }
             "WORKDIR" => {
-                let path = words().map_err(wrong)?.join(" ");
+                let path = expand(rest, &self.env())?;
                 let before = config.working_dir().clone().unwrap_or_default();
-                let path = Path::new("/").join(before).join(path);
-                config.set_working_dir(Some(path.to_string_lossy().into_owned()));
+                let path = clean(&Path::new("/").join(before).join(path));
+                self.config.set_working_dir(Some(path));
             }
             _ => {
-                return Err(wrong(
-                    "no instruction for this: it takes CMD, ENTRYPOINT, ENV, EXPOSE, LABEL, \
-                     STOPSIGNAL, USER, VOLUME and WORKDIR",
-                ));
+                return Err(
+                    "no instruction for this: it takes CMD, ENTRYPOINT, ENV, EXPOSE, HEALTHCHECK, \
+                     LABEL, ONBUILD, SHELL, STOPSIGNAL, USER, VOLUME and WORKDIR"
+                        .to_owned(),
+                );
             }
         }
+        Ok(())
     }
-    Ok(())
+
+    fn env(&self) -> Environment<'_> {
+        Environment(self.config.env().as_deref().unwrap_or_default())
+    }
+
+    /// Parses a command: a JSON list of words, or a line for the shell.
+    fn command(&self, text: &str) -> Vec<String> {
+        command_words(text).unwrap_or_else(|| {
+            let mut words = match &self.docker.shell {
+                Some(shell) => shell.clone(),
+                None => SHELL.map(str::to_owned).to_vec(),
+            };
+            words.push(text.to_owned());
+            words
+        })
+    }
 }
 
-/// Parses a command: a JSON list of words, or a line for the shell.
-fn command(text: &str) -> Vec<String> {
-    json(text).unwrap_or_else(|| vec!["/bin/sh".into(), "-c".into(), text.to_owned()])
-}
-
-/// Parses a JSON list of words.
-fn json(text: &str) -> Option<Vec<String>> {
+/// Parses a JSON list of words; `None` for anything else, which is a line.
+pub fn command_words(text: &str) -> Option<Vec<String>> {
     serde_json::from_str(text).ok()
 }
 
-/// Parses names and values: `NAME=VALUE ...`, or the old `NAME VALUE`.
-fn pairs(text: &str, words: Vec<String>) -> Result<Vec<(String, String)>, &'static str> {
-    let is_old = text
-        .split_whitespace()
-        .next()
-        .is_some_and(|word| !word.contains('='));
-    if let (true, Some((name, _))) = (is_old, words.split_first()) {
-        let value = text.split_once(char::is_whitespace);
-        let value = value.ok_or("expected NAME=VALUE")?.1.trim_start();
-        return Ok(vec![(name.clone(), value.to_owned())]);
+/// Parses names and values: `NAME=VALUE ...`, or the old `NAME VALUE`, whose value is the rest of
+/// the line.
+fn pairs(text: &str, env: &Environment<'_>) -> Result<Vec<(String, String)>, String> {
+    let words = split(text)?;
+    let (first, _) = words.split_first().ok_or(NOTHING)?;
+    if !first.contains('=') {
+        let rest = text.strip_prefix(first.as_str()).unwrap_or_default().trim();
+        if rest.is_empty() {
+            return Err("expected NAME=VALUE".to_owned());
+        }
+        return Ok(vec![(expand(first, env)?, expand(rest, env)?)]);
     }
-    let pair = |word: String| {
-        let (name, value) = word.split_once('=').ok_or("expected NAME=VALUE")?;
+    let pair = |word: &String| {
+        let (name, value) = match unquoted_equals(word) {
+            Some((name, value)) => (expand(name, env)?, expand(value, env)?),
+            // Quotes around both.
+            None => {
+                let word = expand(word, env)?;
+                let (name, value) = word.split_once('=').ok_or("expected NAME=VALUE")?;
+                (name.to_owned(), value.to_owned())
+            }
+        };
         if name.is_empty() {
-            Err("a name is missing")
-        } else {
-            Ok((name.to_owned(), value.to_owned()))
+            return Err("a name is missing".to_owned());
         }
+        Ok((name, value))
     };
-    words.into_iter().map(pair).collect()
+    words.iter().map(pair).collect()
 }
 
-/// Normalizes a port for the configuration.
-fn port(word: &str) -> Option<String> {
-    let (number, protocol) = word.split_once('/').unwrap_or((word, "tcp"));
-    number.parse::<u16>().ok().filter(|number| *number > 0)?;
-    let protocol = protocol.to_ascii_lowercase();
-    matches!(protocol.as_str(), "tcp" | "udp" | "sctp").then(|| format!("{number}/{protocol}"))
-}
-
-/// Splits a line into words: quotes keep blanks, a backslash keeps the next character, and `$NAME`
-/// and `${NAME}` stand for variables except between single quotes.
-fn words(text: &str, env: &[String]) -> Result<Vec<String>, &'static str> {
-    let mut words = Vec::new();
-    let mut word: Option<String> = None;
+/// Splits a word at the first equals sign that is not between quotes.
+fn unquoted_equals(word: &str) -> Option<(&str, &str)> {
     let mut quote = None;
-    let mut chars = text.chars().peekable();
-    while let Some(char) = chars.next() {
+    for (at, char) in word.char_indices() {
         match (char, quote) {
-            ('\'' | '"', None) => {
-                quote = Some(char);
-                word.get_or_insert_default();
-            }
+            ('=', None) => return Some((word.get(..at)?, word.get(at + 1..)?)),
+            ('\'' | '"', None) => quote = Some(char),
             (char, Some(open)) if char == open => quote = None,
-            (_, Some('\'')) => word.get_or_insert_default().push(char),
-            ('\\', _) => word.get_or_insert_default().extend(chars.next()),
-            ('$', _) => {
-                let in_braces = chars.next_if_eq(&'{').is_some();
-                let mut name = String::new();
-                while let Some(char) =
-                    chars.next_if(|char| char.is_ascii_alphanumeric() || *char == '_')
-                {
-                    name.push(char);
-                }
-                if in_braces && chars.next() != Some('}') {
-                    return Err("expected ${NAME}");
-                }
-                let set = env
-                    .iter()
-                    .find_map(|set| set.strip_prefix(&format!("{name}=")));
-                let word = word.get_or_insert_default();
-                if name.is_empty() {
-                    word.push('$');
-                } else {
-                    word.push_str(set.unwrap_or_default());
-                }
-            }
-            (char, None) if char.is_whitespace() => words.extend(word.take()),
-            (char, _) => word.get_or_insert_default().push(char),
+            _ => {}
         }
     }
-    if quote.is_some() {
-        return Err("a quote is not closed");
+    None
+}
+
+/// Parses ports as `docker run -p` has them and returns those inside, as the configuration has
+/// them: `8000-8002/udp`, also with a host's address and ports in front.
+fn ports(word: &str) -> Option<Vec<String>> {
+    let (ports, protocol) = word.split_once('/').unwrap_or((word, "tcp"));
+    let protocol = protocol.to_ascii_lowercase();
+    if !["tcp", "udp", "sctp"].contains(&&*protocol) {
+        return None;
     }
-    words.extend(word);
-    Ok(words)
+    let inside = ports.rsplit(':').next().unwrap_or_default();
+    let (first, last) = inside.split_once('-').unwrap_or((inside, inside));
+    let number = |text: &str| text.parse::<u16>().ok().filter(|number| *number > 0);
+    let (first, last) = (number(first)?, number(last)?);
+    let ports = (first..=last).map(|number| format!("{number}/{protocol}"));
+    (first <= last).then(|| ports.collect())
+}
+
+/// Returns an absolute path without `.` and `..`.
+fn clean(path: &Path) -> String {
+    let mut clean = PathBuf::from("/");
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => clean.push(name),
+            Component::ParentDir => drop(clean.pop()),
+            _ => {}
+        }
+    }
+    clean.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -194,7 +293,7 @@ mod tests {
         config.set_cmd(Some(vec!["old".into()]));
         config.set_working_dir(Some("/srv".into()));
         let instructions: Vec<_> = instructions.iter().map(|text| (*text).to_owned()).collect();
-        apply(&mut config, &instructions).unwrap();
+        apply(&mut config, &mut DockerConfig::default(), &instructions).unwrap();
         config
     }
 
@@ -215,11 +314,11 @@ mod tests {
     fn variables_in_instructions_are_set_and_used() {
         let config = applied(&[
             "ENV PATH=$PATH:/opt \"B=two words\" C='$A' D=\\$A",
-            "ENV A the rest  of it",
+            "ENV A the rest  'of'  $D",
         ]);
         let env = [
             "PATH=/bin:/opt",
-            "A=the rest  of it",
+            "A=the rest  of  $A",
             "B=two words",
             "C=$A",
             "D=$A",
@@ -231,20 +330,38 @@ mod tests {
     fn labels_ports_volumes_and_users_are_set() {
         let config = applied(&[
             "LABEL a=b \"c d\"=\"e f\"",
-            "EXPOSE 80 53/udp 80/tcp",
+            "EXPOSE 80 53/UDP 80/tcp 8000-8002 127.0.0.1:1:90",
             "VOLUME /x /y",
             "VOLUME [\"/x\", \"/z\"]",
             "USER app:staff",
-            "WORKDIR sub",
+            "workdir ./sub/../sub",
             "STOPSIGNAL SIGUSR1",
         ]);
         let labels = config.labels().clone().unwrap();
         assert_eq!((&*labels["a"], &*labels["c d"]), ("b", "e f"));
-        assert_eq!(*config.exposed_ports(), strings(&["80/tcp", "53/udp"]));
+        assert_eq!(
+            *config.exposed_ports(),
+            strings(&[
+                "80/tcp", "53/udp", "8000/tcp", "8001/tcp", "8002/tcp", "90/tcp"
+            ])
+        );
         assert_eq!(*config.volumes(), strings(&["/x", "/y", "/z"]));
         assert_eq!(config.user().as_deref(), Some("app:staff"));
         assert_eq!(config.working_dir().as_deref(), Some("/srv/sub"));
         assert_eq!(config.stop_signal().as_deref(), Some("SIGUSR1"));
+    }
+
+    #[test]
+    fn instructions_that_only_docker_has_are_kept() {
+        let mut docker = DockerConfig::default();
+        let text = "SHELL [\"/bin/bash\", \"-c\"]\n# a comment\n\nonbuild RUN make \\\n  all\nCMD a && b\n\
+            HEALTHCHECK --retries=2 CMD [\"true\"]";
+        let mut config = Config::default();
+        apply(&mut config, &mut docker, &[text.to_owned()]).unwrap();
+        assert_eq!(*config.cmd(), strings(&["/bin/bash", "-c", "a && b"]));
+        assert_eq!(docker.on_build, ["RUN make   all"]);
+        let check = serde_json::json!({"Retries": 2, "Test": ["CMD", "true"]});
+        assert_eq!(docker.healthcheck, Some(check));
     }
 
     #[test]
@@ -259,9 +376,19 @@ mod tests {
             "LABEL x=${y",
             "EXPOSE 0",
             "EXPOSE 80/icmp",
-            "ONBUILD CMD x",
+            "EXPOSE 9-8",
+            "EXPOSE 1-70000",
+            "VOLUME [\"\"]",
+            "STOPSIGNAL a b",
+            "SHELL /bin/sh",
+            "HEALTHCHECK true",
+            "ONBUILD ONBUILD CMD x",
+            "ONBUILD FROM x",
+            "# nothing",
         ] {
-            let error = apply(&mut Config::default(), &[text.to_owned()]).unwrap_err();
+            let mut docker = DockerConfig::default();
+            let error = apply(&mut Config::default(), &mut docker, &[text.to_owned()]);
+            let error = error.unwrap_err();
             assert!(error.contains(&format!("{text:?}")), "{error}");
         }
     }

@@ -1,11 +1,12 @@
 //! `mica commit`
 
 mod change;
+mod healthcheck;
+mod words;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use micabox_image::{ImageEdit, Reference};
-use oci_spec::image::Config;
+use micabox_image::{DockerConfig, ImageEdit, Reference};
 
 use super::changed::Changed;
 use super::notes;
@@ -18,6 +19,9 @@ use crate::{Outcome, settings};
 /// The image has the layers of the sandbox's image and one more, and its configuration. A running
 /// sandbox flushes its files, for at most ten seconds, and is paused for a moment. In a tree that was mounted
 /// with `mica mount --rw`, changes wait meanwhile, unless they are in the kernel's overlay.
+///
+/// The digest that it prints is the store's. A registry has another one, which `mica push` prints,
+/// since layers are packed for it first.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The author
@@ -25,7 +29,7 @@ pub struct Args {
     author: Option<String>,
 
     /// Change the image's configuration, as a Dockerfile's instruction does; may be repeated
-    /// [CMD ["server"], ENV A=1, EXPOSE 80]
+    /// [CMD ["server"], ENV A=1, EXPOSE 80-82, HEALTHCHECK NONE]
     #[arg(short, long, value_name = "INSTRUCTION")]
     change: Vec<String>,
 
@@ -53,25 +57,19 @@ pub fn execute(args: &Args) -> Outcome {
     let references = references.collect::<Result<Vec<_>, _>>()?;
     let changed = Changed::find(&sandboxes, &args.sandbox)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let (mut config, mut docker) = (changed.base()?.config(), DockerConfig::default());
+    change::apply(&mut config, &mut docker, &args.change).map_err(Failure::new)?;
     let changes = ImageEdit {
         created: Some(rfc3339(now.map_or(0, |since| since.as_secs()))),
         author: args.author.clone(),
         created_by: changed.command(),
         comment: args.message.clone(),
-        config: config(&args.change, changed.base()?.config())?,
+        config: (!args.change.is_empty()).then_some(config),
+        docker,
     };
     let limits = &settings.limits;
     let (image, found) = changed.commit(&changes, &references, limits)?;
     notes::print(&found, &args.sandbox);
     print(&format!("{}\n", image.manifest_digest))?;
     Ok(0)
-}
-
-/// Returns the changed configuration of the image; None without instructions.
-fn config(instructions: &[String], mut config: Config) -> Result<Option<Config>, Failure> {
-    if instructions.is_empty() {
-        return Ok(None);
-    }
-    change::apply(&mut config, instructions).map_err(Failure::new)?;
-    Ok(Some(config))
 }

@@ -110,7 +110,7 @@ impl Args {
 }
 
 fn document(bytes: Vec<u8>) -> Result<Value, Failure> {
-    serde_json::from_slice(&bytes)
+    micabox_image::json::from_slice(&bytes)
         .map_err(|error| Failure::of(&error).context("reading the image's documents"))
 }
 

@@ -1,0 +1,56 @@
+//! What an archive has: images that can be used, and what is left out.
+//!
+//! An archive is a bundle: signatures, lists of parts and images for other machines are no reason
+//! to load none of it. What is damaged is.
+
+use super::{ArchivedImage, Problem};
+use crate::manifest::ManifestError;
+
+/// The images of an archive.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub images: Vec<ArchivedImage>,
+    /// What is left out, and why.
+    pub left_out: Vec<Problem>,
+}
+
+impl Found {
+    /// Adds an image. `docker save a:1 a:2` names one manifest twice.
+    pub(super) fn add(&mut self, image: ArchivedImage) {
+        let mut same = self.images.iter_mut();
+        match same.find(|other| other.manifest == image.manifest) {
+            Some(same) => {
+                same.names.extend(image.names);
+                same.bare_tag = same.bare_tag.take().or(image.bare_tag);
+            }
+            None => self.images.push(image),
+        }
+    }
+
+    /// Leaves out what can't be used; an error if the archive is damaged there. Something without
+    /// a name may be missing: tools copy an index without all that it names.
+    pub(super) fn leave_out(&mut self, problem: Problem, is_named: bool) -> Result<(), Problem> {
+        match problem {
+            // A manifest's problem is that of a document whose digest is right.
+            Problem::Manifest { .. } => {}
+            Problem::Missing { .. } if !is_named => {}
+            damage => return Err(damage),
+        }
+        self.left_out.push(problem);
+        Ok(())
+    }
+
+    /// Returns what was found; without any image the reason, which is the first part left out.
+    pub(super) fn finish(mut self) -> Result<Self, Problem> {
+        if !self.images.is_empty() {
+            return Ok(self);
+        }
+        Err(match self.left_out.drain(..).next() {
+            Some(problem) => problem,
+            None => Problem::Manifest {
+                image: "the archive".to_owned(),
+                source: ManifestError::NoImage,
+            },
+        })
+    }
+}

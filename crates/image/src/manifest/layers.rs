@@ -1,0 +1,166 @@
+//! The layers of an image: what the manifest and the config together say of them.
+//!
+//! EROFS images as layers have rules of their own: the draft [specification][spec], sections 2 and 5.
+//!
+//! [spec]: https://github.com/erofs/erofs-image-spec
+
+use oci_spec::image::ImageConfiguration;
+
+use super::{Entry, Manifest, ManifestError, digest_of};
+use crate::convert::LayerKind;
+use crate::{Descriptor as Blob, Digest, Limits, printable};
+
+/// How a layer takes part in the root, if not as the next one of the stack.
+const ROLE: &str = "org.erofs.role";
+/// The role of a layer that is one of the stack.
+const STACKED: &str = "overlay-lower";
+/// Digest of a compressed EROFS image's contents.
+const UNCOMPRESSED: &str = "org.erofs.uncompressed-digest";
+/// Media types of maps of other layers' chunks: "MUST be silently skipped" without support.
+const CHUNK_INDEX: &str = "application/vnd.erofs.chunk-index.";
+
+/// Beginnings of annotations with which other tools mark blobs that have a layer's media type and
+/// are something else. Their files, if there are any, are not the root's.
+const MARKS: [(&str, &str); 4] = [
+    (
+        "containerd.io/snapshot/overlaybd/blob-",
+        "the mark of an overlaybd device",
+    ),
+    (
+        "containerd.io/snapshot/nydus-bootstrap",
+        "the mark of a nydus bootstrap",
+    ),
+    (
+        "containerd.io/snapshot/nydus-blob",
+        "the mark of a nydus blob",
+    ),
+    (
+        "org.opencontainers.image.enc.keys.",
+        "the mark of an encrypted layer",
+    ),
+];
+
+/// A layer, as a manifest and its config together describe it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerSource {
+    /// The blob.
+    pub blob: Blob,
+    /// Digest of the uncompressed archive.
+    pub diff_id: Digest,
+    /// Other addresses of the blob, for layers that registries need not hold.
+    pub urls: Vec<String>,
+}
+
+/// Returns the layers of an image, bottom first, without those that have no files.
+///
+/// # Errors
+///
+/// [`ManifestError`]: manifest and config disagree, a digest is invalid, a layer is of a kind that
+/// can't be used, or a blob exceeds the limit.
+pub fn layers_of(
+    manifest: &Manifest,
+    config: &ImageConfiguration,
+    limits: &Limits,
+) -> Result<Vec<LayerSource>, ManifestError> {
+    let diff_ids = config.rootfs().diff_ids();
+    if !diff_ids.is_empty() && diff_ids.len() != manifest.layers.len() {
+        return Err(ManifestError::LayerCount {
+            layers: manifest.layers.len(),
+            diff_ids: diff_ids.len(),
+        });
+    }
+    let mut layers = Vec::with_capacity(manifest.layers.len());
+    for (number, entry) in manifest.layers.iter().enumerate() {
+        // It counts among the diff IDs nevertheless.
+        if entry.media_type.starts_with(CHUNK_INDEX) {
+            continue;
+        }
+        let blob = digest_of(entry, "manifest", "layer")?;
+        check_role(entry, blob)?;
+        let kind =
+            LayerKind::of(Some(&entry.media_type)).map_err(|problem| ManifestError::LayerType {
+                blob,
+                media_type: printable(&entry.media_type),
+                problem,
+            })?;
+        let size = entry.size.unwrap_or(0);
+        if size > limits.layer_size {
+            return Err(ManifestError::LayerSize {
+                blob,
+                size,
+                limit: limits.layer_size,
+            });
+        }
+        let known = diff_ids.get(number).map(String::as_str);
+        let diff_id = match kind {
+            LayerKind::Erofs => erofs_diff_id(entry, blob, known)?,
+            LayerKind::Archive => {
+                let known = known.ok_or(ManifestError::LayerCount {
+                    layers: manifest.layers.len(),
+                    diff_ids: 0,
+                })?;
+                parse(known, "config")?
+            }
+        };
+        // Only these layers may be elsewhere. For any other layer, a URL in a manifest would only
+        // be a way to make a machine send requests to others.
+        let foreign =
+            entry.media_type.contains("nondistributable") || entry.media_type.contains(".foreign.");
+        layers.push(LayerSource {
+            diff_id,
+            urls: if foreign {
+                entry.urls.clone()
+            } else {
+                Vec::new()
+            },
+            blob: Blob {
+                digest: blob,
+                size,
+                media_type: entry.media_type.clone(),
+            },
+        });
+    }
+    Ok(layers)
+}
+
+/// Refuses a layer that another reader of the manifest would not put on top of the ones before.
+fn check_role(entry: &Entry, blob: Digest) -> Result<(), ManifestError> {
+    let role = |role| Err(ManifestError::Role { blob, role });
+    match entry.annotation(ROLE) {
+        None | Some(STACKED) => {}
+        Some(name) => return role(format!("the role `{}` ({ROLE})", printable(name))),
+    }
+    let marks = entry
+        .annotations
+        .iter()
+        .filter(|(_, value)| *value != "false");
+    for (name, _) in marks {
+        if let Some((_, what)) = MARKS.iter().find(|(mark, _)| name.starts_with(mark)) {
+            return role(format!("{what} ({})", printable(name)));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the diff ID of a layer that is an EROFS image: the annotation's, or else the config's,
+/// or else, of an image that isn't compressed, the blob's digest.
+fn erofs_diff_id(
+    entry: &Entry,
+    blob: Digest,
+    known: Option<&str>,
+) -> Result<Digest, ManifestError> {
+    match (entry.annotation(UNCOMPRESSED), known) {
+        (Some(annotated), _) => parse(annotated, "manifest"),
+        (None, Some(known)) => parse(known, "config"),
+        (None, None) if !entry.media_type.contains('+') => Ok(blob),
+        (None, None) => Err(ManifestError::NoDiffId { blob }),
+    }
+}
+
+fn parse(digest: &str, document: &'static str) -> Result<Digest, ManifestError> {
+    digest.parse().map_err(|source| ManifestError::Digest {
+        document,
+        of: "layer",
+        source,
+    })
+}
