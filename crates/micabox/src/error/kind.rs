@@ -157,7 +157,9 @@ impl Error {
             | Self::NotSaved { .. }
             | Self::Plan(_)
             | Self::Unlimited(_) => Kind::Unsupported,
-            Self::NotServed { .. } | Self::MountedChanges { .. } => Kind::Damaged,
+            Self::NotServed { .. } | Self::MountedChanges { .. } | Self::NotKeptAtEnd { .. } => {
+                Kind::Damaged
+            }
             Self::MachineNotStarted(_)
             | Self::Mount(_)
             | Self::NoGuest { .. }
