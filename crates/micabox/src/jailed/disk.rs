@@ -125,14 +125,16 @@ impl Call for Layer {
 
 impl Call for Look {
     const KIND: &'static str = "look";
-    type Reply = PathKind;
+    type Reply = (PathKind, Vec<u8>);
     type Error = Fault;
 
-    fn run(self, files: Vec<OwnedFd>) -> Result<PathKind, Fault> {
+    fn run(self, files: Vec<OwnedFd>) -> Result<Self::Reply, Fault> {
         let mut files = Files::new(files);
         let (disk, _) = upper(self.medium, files.next()?)?;
         let mut view = view(disk, self.lower, files)?;
-        view.path_kind(&self.path).map_err(Fault::asked)
+        let path = view.through_links(&self.path).map_err(Fault::asked)?;
+        let kind = view.path_kind(&path).map_err(Fault::asked)?;
+        Ok((kind, path))
     }
 }
 
