@@ -111,9 +111,9 @@ fn a_working_directory_that_was_renamed_away_and_back_is_one_again() {
     let home = Home::new();
     let folder = Folder::new();
     let (there, away) = (folder.path().join("d"), folder.path().join("away"));
-    fs::create_dir_all(there.join("deep")).unwrap();
+    fs::create_dir(&there).unwrap();
     let volume = format!("{}:/w", folder.path().display());
-    let look = "cd /w/d/deep; while read n; do busybox pwd 2>&1; \
+    let look = "cd /w/d; while read n; do readlink /proc/self/cwd 2>&1; \
         if mkdir /w/d/new 2>/dev/null; then rmdir /w/d/new; echo there; else echo gone; fi; done; exit 0";
     let flags = ["run", "-i", "--rm", "--backend", "qemu", "-v", &volume];
     let mut mica = home.mica(&[&flags[..], &["box", "sh", "-c", look]].concat());
@@ -121,6 +121,7 @@ fn a_working_directory_that_was_renamed_away_and_back_is_one_again() {
     let mut running = mica.stdout(std::process::Stdio::piped()).spawn().unwrap();
     let mut to = running.stdin.take().unwrap();
     let mut from = std::io::BufReader::new(running.stdout.take().unwrap());
+    // Where the process is, as it was before the look, and whether that is there.
     let mut look = || {
         writeln!(to, "look").unwrap();
         let [mut directory, mut is_there] = [String::new(), String::new()];
@@ -128,20 +129,28 @@ fn a_working_directory_that_was_renamed_away_and_back_is_one_again() {
         std::io::BufRead::read_line(&mut from, &mut is_there).unwrap();
         (directory, is_there)
     };
+    let mut until = |expected: &str| {
+        let mut directory = String::new();
+        wait_until(expected, || {
+            let (before, is_there) = look();
+            directory = before;
+            is_there.trim() == expected
+        });
+        directory
+    };
+    assert_eq!(until("there"), "/w/d\n");
     for _ in 0..3 {
-        wait_until("it is there", || look().1 == "there\n");
-        assert_eq!(look().0, "/w/d/deep\n");
         fs::rename(&there, &away).unwrap();
-        wait_until("it is gone", || look().1 == "gone\n");
+        until("gone");
         fs::rename(&away, &there).unwrap();
-        wait_until("it is there again", || look().1 == "there\n");
-        assert_eq!(look().0, "/w/d/deep\n");
+        assert_eq!(until("there"), "/w/d\n");
     }
     // Another that takes its name is another.
     fs::rename(&there, &away).unwrap();
+    until("gone");
     fs::create_dir(&there).unwrap();
-    wait_until("the other is there", || look().1 == "there\n");
-    assert_ne!(look().0, "/w/d/deep\n");
+    until("there");
+    assert_ne!(until("there"), "/w/d\n");
     drop(to);
     assert!(running.wait().unwrap().success());
     home.assert_nothing_left();

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::fd::OwnedFd;
 
-use micabox_erofs::{BLOCK_SIZE, Reader};
+use micabox_erofs::Description;
 use micabox_ext4::{Ext4, Options};
 use micabox_jail::Call;
 use micabox_overlay::export::{ExportError, Exported};
@@ -82,6 +82,8 @@ pub(crate) struct Inspected {
     pub(crate) uuid: [u8; 16],
     /// Bytes.
     pub(crate) size: u64,
+    /// Bytes of a block.
+    pub(crate) block_size: u32,
     /// Whether some of its files' bytes are on other devices.
     pub(crate) has_devices: bool,
 }
@@ -212,11 +214,12 @@ impl Call for Inspect {
         let file = Files::new(files).next()?;
         Ok(match self.kind {
             LowerKind::Erofs => {
-                let reader = Reader::open(file).map_err(Fault::disk)?;
+                let image = Description::read(&file).map_err(Fault::disk)?;
                 Inspected {
-                    uuid: reader.uuid(),
-                    size: u64::from(reader.blocks()) * BLOCK_SIZE,
-                    has_devices: !reader.devices().is_empty(),
+                    uuid: image.uuid,
+                    size: image.size,
+                    block_size: image.block_size,
+                    has_devices: image.has_devices,
                 }
             }
             LowerKind::Ext4 => {
@@ -225,6 +228,7 @@ impl Call for Inspect {
                 Inspected {
                     uuid: disk.superblock().uuid,
                     size: statistics.blocks * u64::from(statistics.block_size),
+                    block_size: statistics.block_size,
                     has_devices: false,
                 }
             }
