@@ -2,6 +2,7 @@
 
 pub mod archive;
 pub mod compressed;
+pub mod disk;
 pub mod dns;
 pub mod documents;
 pub mod erofs;

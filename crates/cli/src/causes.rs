@@ -85,6 +85,8 @@ const CAUSES: &[Cause] = causes! {
         "make the folder that it is in",
     E::UpperFolder { source, .. } if source.kind() == io::ErrorKind::InvalidInput =>
         "name an absolute path, of a folder that is empty or has only a sandbox's changes",
+    E::UpperFolder { source, .. } if source.kind() == io::ErrorKind::InvalidData =>
+        "use it with that image, or name another folder",
     E::UpperFolder { source, .. } if lacks_feature(source) =>
         "name a folder on a filesystem such as ext4, XFS or Btrfs",
     E::UpperInUse(_) => "one sandbox uses it at a time: stop that one, or name another folder",
@@ -93,9 +95,11 @@ const CAUSES: &[Cause] = causes! {
     RootDisk { problem: Disk::Dirty, .. } =>
         "`mica ext4 replay FILE` puts them in place, as `e2fsck -p FILE` does; or have the \
          sandbox do it with `--root-disk FILE:rw`",
-    RootDisk { problem: Disk::Partitioned(_), .. } =>
-        "`sfdisk -d FILE` lists the partitions; cut one out with \
-         `dd if=FILE of=root.img bs=512 skip=START count=SIZE`",
+    RootDisk { problem: Disk::Partitions(_), .. } =>
+        "`sfdisk -d FILE` lists the partitions; `--root-disk FILE,partition=N` takes one",
+    RootDisk { problem: Disk::Image(..), .. } => CONVERT,
+    RootDisk { problem: Disk::InImage, .. } =>
+        "omit :rw: changes then go to memory, or to `--upper disk`",
     RootDisk { problem: Disk::Foreign(what), .. } if is_virtual_disk(what) => CONVERT,
     RootDisk { problem: Disk::Foreign(what), .. } if is_compressed(what) => "decompress it first",
     RootDisk { problem: Disk::Foreign(what), .. }
@@ -182,9 +186,7 @@ fn is_running(user: &VolumeUser) -> bool {
 }
 
 fn is_virtual_disk(what: &str) -> bool {
-    ["VM", "VHDX", "qcow2"]
-        .iter()
-        .any(|name| what.contains(name))
+    ["VM", "VHDX"].iter().any(|name| what.contains(name))
 }
 
 fn is_compressed(what: &str) -> bool {

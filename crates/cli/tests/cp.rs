@@ -238,6 +238,104 @@ fn a_running_sandbox_is_copied_into_and_out_of_by_the_same_rules() {
     home.assert_nothing_left();
 }
 
+/// As Docker and podman: what a link leads to is written, in a sandbox and on the host.
+#[test]
+#[ignore = "needs root and a built guest"]
+fn copies_onto_links_go_to_what_they_lead_to() {
+    let home = Home::new();
+    let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    // One that runs, and one with a disk that has not started yet.
+    let run = [
+        "run",
+        "-d",
+        "-q",
+        "--backend",
+        "host",
+        "--net",
+        "none",
+        "--idle",
+        "--name",
+        "runs",
+        "box",
+    ];
+    home.output(&run).ok();
+    let links = "ln -s data /srv/link; ln -s /srv/far/later /srv/dangling; ln -s kept /srv/directory; ln -s link /srv/chain";
+    home.output(&["exec", "runs", "sh", "-c", links]).ok();
+    let mut create = vec![
+        "create",
+        "--backend",
+        "qemu",
+        "--upper",
+        "disk:64m",
+        "--name",
+        "waits",
+    ];
+    for link in [
+        "data:/srv/link",
+        "/srv/far/later:/srv/dangling",
+        "kept:/srv/directory",
+        "link:/srv/chain",
+    ] {
+        create.extend(["--symlink", link]);
+    }
+    home.output(&[&create[..], &["box", "true"]].concat()).ok();
+    let copy = |from: &str, to: &str| home.output(&["cp", from, to]).ok();
+    for name in ["runs", "waits"] {
+        let inside = |path: &str| format!("{name}:{path}");
+        let read = |path: &str| {
+            let to = at("read");
+            let _ = fs::remove_file(&to);
+            copy(&inside(path), &to);
+            match fs::read_link(&to) {
+                Ok(target) => format!("-> {}", target.display()),
+                Err(_) => fs::read_to_string(&to).unwrap(),
+            }
+        };
+        for (number, (to, at_last)) in [
+            ("/srv/link", "/srv/data"),
+            ("/srv/chain", "/srv/data"),
+            ("/srv/dangling", "/srv/far/later"),
+            ("/srv/directory", "/srv/kept/new"),
+            ("/srv/directory/", "/srv/kept/new"),
+            ("srv/relative", "/srv/relative"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let text = format!("{name} {number}\n");
+            fs::write(at("new"), &text).unwrap();
+            copy(&at("new"), &inside(to));
+            assert_eq!(read(at_last), text, "{name}: {to}");
+        }
+        assert_eq!(read("/srv/link"), "-> data", "{name}");
+        assert_eq!(read("/srv/dangling"), "-> /srv/far/later", "{name}");
+
+        // Archives on stdin may be compressed.
+        for pack in ["gzip", "zstd -q", "cat"] {
+            fs::write(at("new"), pack).unwrap();
+            let pipe = format!("tar -C {} -c new | {pack}", home.path().display());
+            let tar = Command::new("sh").args(["-c", &pipe]).output().unwrap();
+            fs::write(at("packed"), tar.stdout).unwrap();
+            let mut put = home.mica(&["cp", "-", &inside("srv/kept")]);
+            let put = put.stdin(fs::File::open(at("packed")).unwrap()).output();
+            let put = put.unwrap();
+            assert!(put.status.success(), "{name} {pack}: {put:?}");
+            assert_eq!(read("/srv/kept/new"), pack, "{name}");
+        }
+        // On the host.
+        symlink("target", at("onto")).unwrap();
+        copy(&inside("/srv/kept/new"), &at("onto"));
+        assert_eq!(fs::read_link(at("onto")).unwrap(), Path::new("target"));
+        assert_eq!(fs::read_to_string(at("target")).unwrap(), "cat");
+        fs::remove_file(at("onto")).unwrap();
+        fs::remove_file(at("target")).unwrap();
+    }
+    let missing = home.output(&["cp", &at("new"), "nosuch:x"]);
+    assert!(missing.stderr().contains("./name"), "{}", missing.stderr());
+    home.output(&["rm", "-f", "runs", "waits"]).ok();
+    home.assert_nothing_left();
+}
+
 /// Copies into the sandbox `it` and out of it. Returns what [`LOOK`] must show then.
 fn copies(home: &Home) -> String {
     let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();

@@ -61,6 +61,34 @@ fn commands_run_as_in_a_machine() {
 
 #[test]
 #[ignore = "needs root and a built guest"]
+fn what_is_missing_behind_links_of_the_image_is_made() {
+    let home = Home::empty();
+    let links = [
+        ("etc", "usr/etc"),
+        ("srv/dangling", "../opt/there"),
+        ("srv/far", "/var/../var/made"),
+    ];
+    let links = image::links(&[".wh.etc"], &links);
+    home.load(&[image::layers(), vec![links]].concat(), &image::config());
+    let flags = [
+        "--hostname",
+        "here",
+        "-w",
+        "/srv/dangling/deep",
+        "--tmpfs",
+        "/srv/far/x",
+    ];
+    let look = "cat /etc/hostname; head -1 /usr/etc/hosts | cut -f2; pwd -P; readlink /etc
+        readlink /srv/dangling; stat -f -c %T /var/made/x";
+    assert_eq!(
+        run(&home, &flags, &["sh", "-c", look]).ok(),
+        "here\nlocalhost\n/opt/there/deep\nusr/etc\n../opt/there\ntmpfs\n"
+    );
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
 fn streams_and_init_are_a_machines() {
     let home = Home::new();
     let data: Vec<u8> = (0..3_000_000_u32).map(|n| (n >> 3) as u8).collect();

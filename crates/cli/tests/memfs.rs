@@ -15,9 +15,24 @@ const MICA: &str = env!("CARGO_BIN_EXE_mica");
 /// Far longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+fn mica() -> Command {
+    let mut mica = Command::new(MICA);
+    // Where what is mounted is recorded.
+    mica.env(
+        "MICABOX_HOME",
+        concat!(env!("CARGO_TARGET_TMPDIR"), "/memfs"),
+    );
+    mica
+}
+
+/// Runs `mica` with words.
+fn ask(words: &[&str]) -> Output {
+    mica().args(words).output().unwrap()
+}
+
 /// Runs `mica memfs` with words, the last of them a shell's command.
 fn run(flags: &[&str], place: &Path, command: &str) -> Output {
-    let mut mica = Command::new(MICA);
+    let mut mica = mica();
     mica.arg("memfs").args(flags).arg(place);
     mica.args(["--", "sh", "-c", command]).output().unwrap()
 }
@@ -45,7 +60,7 @@ fn wait(what: &str, mut is_done: impl FnMut() -> bool) {
 
 /// A server without a command.
 fn server(place: &Path) -> Child {
-    let mica = Command::new(MICA).arg("memfs").arg(place).spawn().unwrap();
+    let mica = mica().arg("memfs").arg(place).spawn().unwrap();
     wait("mounting", || is_mounted(place));
     mica
 }
@@ -71,7 +86,7 @@ fn a_command_runs_in_it_and_gives_its_exit_code() {
 
     let output = run(&[], place.path(), "kill -TERM $$");
     assert_eq!(output.status.code(), Some(128 + 15), "{output:?}");
-    let output = Command::new(MICA)
+    let output = mica()
         .arg("memfs")
         .arg(place.path())
         .args(["--", "/no/program"])
@@ -199,6 +214,147 @@ fn without_root_and_without_fusermount_only_the_command_sees_it() {
     let output = as_other_user(place.path(), hide, command);
     assert_eq!(text(&output), "1234\n1234\n1\n");
     assert_eq!(fs::read_dir(place.path().join("place")).unwrap().count(), 0);
+
+    let place = tempfile::tempdir().unwrap();
+    shell(place.path(), "chmod 755 .");
+    // As one that the helper refuses: it mounts for no user without a name.
+    let refusal = "printf '#!/bin/sh\necho could not determine username >&2; exit 1' >$0/refuses
+        chmod 755 $0/refuses; [ ! -e /usr/bin/fusermount3 ] || mount --bind $0/refuses /usr/bin/fusermount3";
+    let output = as_other_user(place.path(), refusal, command);
+    assert_eq!(text(&output), "1234\n1234\n1\n");
+    assert_eq!(fs::read_dir(place.path().join("place")).unwrap().count(), 0);
+}
+
+#[test]
+#[ignore = "needs root: mounts a filesystem"]
+fn set_id_bits_and_devices_of_a_strangers_archive_have_no_effect() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let (place, tree) = (at("place"), at("tree"));
+    fs::create_dir(&place).unwrap();
+    fs::create_dir(&tree).unwrap();
+    shell(directory.path(), "chmod 755 .");
+    let make = "cp /usr/bin/id id; chmod 4755 id; mknod -m 666 null c 1 3
+        tar -cf ../tree.tar . && mkfs.erofs --quiet ../tree.erofs . >/dev/null 2>&1";
+    shell(&tree, make);
+    let look = "setpriv --reuid 65534 --regid 65534 --clear-groups ./id -u
+        setpriv --reuid 65534 --regid 65534 --clear-groups sh -c ': <null' 2>/dev/null && echo opened
+        stat -c %a id";
+    for name in ["tree.tar", "tree.erofs"] {
+        let source = at(name);
+        let output = run(&["--load", source.to_str().unwrap()], &place, look);
+        assert_eq!(text(&output), "65534\n4755\n", "{name}");
+    }
+    // What root itself puts there is root's.
+    let own = format!("tar -xf {}; {look}", at("tree.tar").display());
+    assert_eq!(text(&run(&[], &place, &own)), "0\nopened\n4755\n");
+}
+
+#[test]
+#[ignore = "needs root: mounts a filesystem"]
+fn one_in_the_background_is_listed_and_unmounted_by_mica() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let (place, kept) = (at("place"), at("kept.tar"));
+    fs::create_dir(&place).unwrap();
+    let path = place.to_str().unwrap();
+    text(&ask(&[
+        "memfs",
+        "-d",
+        "--save",
+        kept.to_str().unwrap(),
+        path,
+    ]));
+    assert!(is_mounted(&place));
+    fs::write(place.join("file"), "kept").unwrap();
+    let listed = text(&ask(&["mount", "--list"]));
+    let line = listed.lines().find(|line| line.starts_with(path)).unwrap();
+    assert!(line.contains("memfs") && line.contains("fuse"), "{line}");
+    let refused = ask(&["diff", path]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("filesystem in memory"), "{said}");
+    text(&ask(&["umount", path]));
+    assert!(!is_mounted(&place));
+    assert_eq!(shell(directory.path(), "tar -xOf kept.tar file"), "kept");
+    assert!(!text(&ask(&["mount", "--list"])).contains(path));
+
+    // What it could not save is said by the command that unmounts it.
+    let small = [
+        "memfs",
+        "-d",
+        "--size",
+        "1M",
+        "--save",
+        kept.to_str().unwrap(),
+        path,
+    ];
+    text(&ask(&small));
+    shell(&place, "head -c 3000000 /dev/zero >large; exit 0");
+    let lost = ask(&["umount", path]);
+    let said = String::from_utf8_lossy(&lost.stderr).into_owned();
+    assert!(said.contains("1 of the saved files lack"), "{said}");
+    assert!(!is_mounted(&place));
+
+    // What prevents it is said at once.
+    let nowhere = ask(&["memfs", "-d", "--load", "/no/archive", path]);
+    assert_eq!(nowhere.status.code(), Some(1), "{nowhere:?}");
+    let said = String::from_utf8_lossy(&nowhere.stderr).into_owned();
+    assert!(said.contains("/no/archive"), "{said}");
+    assert!(!is_mounted(&place));
+}
+
+#[test]
+#[ignore = "needs root: mounts a filesystem"]
+fn one_whose_server_was_killed_is_listed_and_unmounted() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().to_str().unwrap();
+    let mut mica = server(place.path());
+    let is_listed = || text(&ask(&["mount", "--list"])).contains(path);
+    wait("recording it", is_listed);
+    signal(&mica, Signal::KILL);
+    mica.wait().unwrap();
+    let listed = text(&ask(&["mount", "--list"]));
+    let line = listed.lines().find(|line| line.starts_with(path)).unwrap();
+    assert!(line.contains("its server was killed"), "{line}");
+    text(&ask(&["umount", path]));
+    assert!(!is_mounted(place.path()));
+    assert!(!is_listed());
+}
+
+#[test]
+#[ignore = "needs root: mounts a filesystem"]
+fn a_size_of_zero_is_no_limit_and_of_one_is_a_page() {
+    let place = tempfile::tempdir().unwrap();
+    let fill = "head -c 3000000 /dev/zero >a; sync a; stat -c %s a";
+    let unlimited = ["--size", "0", "--inodes", "0"];
+    assert_eq!(text(&run(&unlimited, place.path(), fill)), "3000000\n");
+    let fill = "printf x >a && { printf y >b || echo full; } 2>/dev/null; stat -c %s a";
+    let small = ["--size", "1", "--cache", "none"];
+    assert_eq!(text(&run(&small, place.path(), fill)), "full\n1\n");
+}
+
+#[test]
+#[ignore = "needs root: mounts a filesystem"]
+fn an_archive_that_does_not_fit_is_refused_with_the_limit() {
+    let directory = tempfile::tempdir().unwrap();
+    shell(
+        directory.path(),
+        "mkdir place tree; echo >tree/a; head -c 3000000 /dev/zero >tree/large
+        tar -cf tree.tar -C tree a large",
+    );
+    let archive = directory.path().join("tree.tar");
+    for (flag, value) in [("--size", "1M"), ("--inodes", "1")] {
+        let flags = [flag, value, "--load", archive.to_str().unwrap()];
+        let output = run(&flags, &directory.path().join("place"), "true");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{said}");
+        assert!(
+            said.contains("large") && said.contains("the limit is"),
+            "{said}"
+        );
+        assert!(said.contains(&format!("`{flag}` gives more")), "{said}");
+        assert!(!said.contains("store prune"), "{said}");
+    }
 }
 
 #[test]

@@ -320,6 +320,72 @@ fn a_root_disk_is_written_to_when_asked_for() {
 }
 
 #[test]
+#[ignore = "needs a built guest"]
+fn root_disks_as_other_tools_make_them_boot() {
+    let home = Home::empty();
+    let tree = tree(&home);
+    let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    let boot = |disk: &str, script: &str| {
+        let flags = ["run", "--rm", "-q", "--root-disk", disk, "sh", "-c", script];
+        home.output(&flags).ok()
+    };
+    let look = "head -1 /etc/passwd; echo x >/new && cat /new";
+    let seen = "root:x:0:0:root:/root:/bin/sh\nx\n";
+    let erofs = at("lz4.erofs");
+    let words = [
+        "-zlz4hc",
+        "--quiet",
+        "--all-root",
+        &erofs,
+        tree.to_str().unwrap(),
+    ];
+    succeed(Command::new("mkfs.erofs").args(words));
+    assert_eq!(boot(&erofs, look), seen);
+
+    let quota = ext4(&home, &tree, &["-O", "quota"], 32 << 20);
+    let quota = quota.to_str().unwrap();
+    // mke2fs counts before it copies files.
+    Command::new("e2fsck")
+        .args(["-fy", quota])
+        .output()
+        .unwrap();
+    assert_eq!(boot(&format!("{quota}:rw"), look), seen);
+    succeed(Command::new("e2fsck").args(["-fn", quota]));
+
+    // On the second partition of a qcow2 image.
+    let script = "label: gpt\nstart=1M, size=4M, type=uefi\nstart=8M, size=32M";
+    let disk = at("disk");
+    File::create(&disk).unwrap().set_len(48 << 20).unwrap();
+    succeed(Command::new("bash").args(["-c", &format!("sfdisk -q {disk} <<<\"$0\"",), script]));
+    let contents = File::options().write(true).open(&disk).unwrap();
+    contents
+        .write_all_at(&fs::read(quota).unwrap(), 8 << 20)
+        .unwrap();
+    let qcow2 = at("qcow2");
+    let convert = [
+        "convert", "-q", "-c", "-f", "raw", "-O", "qcow2", &disk, &qcow2,
+    ];
+    succeed(Command::new("qemu-img").args(convert));
+    let before = state(Path::new(&qcow2));
+    assert_eq!(boot(&qcow2, look), seen);
+    assert_eq!(boot(&format!("{qcow2},partition=2"), look), seen);
+    assert_eq!(state(Path::new(&qcow2)), before);
+    let missing = home.output(&[
+        "run",
+        "--rm",
+        "--root-disk",
+        &format!("{qcow2},partition=7"),
+        "true",
+    ]);
+    assert!(
+        missing.stderr().contains("has the number 7"),
+        "{}",
+        missing.stderr()
+    );
+    home.assert_nothing_left();
+}
+
+#[test]
 fn a_file_that_cannot_be_a_root_is_refused_by_name() {
     let home = Home::empty();
     let tree = tree(&home);
@@ -343,21 +409,19 @@ fn a_file_that_cannot_be_a_root_is_refused_by_name() {
         .write_all_at(&[0x80, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0], 446)
         .unwrap();
     contents.write_all_at(&[0x55, 0xaa], 510).unwrap();
-    refused(path, ["partition table (MBR)", "dd if="]);
+    refused(path, ["partition table (MBR)", "partition=N"]);
     contents.write_all_at(b"EFI PART", 512).unwrap();
-    refused(path, ["partition table (GPT)", "sfdisk -d"]);
+    refused(path, ["partition table", "sfdisk -d"]);
 
+    // In an image of another format: none, and one whose contents are in another file.
     let qcow2 = home.path().join("qcow2");
-    succeed(
-        Command::new("qemu-img")
-            .args(["create", "-q", "-f", "qcow2"])
-            .arg(&qcow2)
-            .arg("4M"),
-    );
-    refused(
-        qcow2.to_str().unwrap(),
-        ["qcow2", "qemu-img convert -O raw"],
-    );
+    let make = |words: &[&str]| succeed(Command::new("qemu-img").args(words).arg(&qcow2).arg("4M"));
+    make(&["create", "-q", "-f", "qcow2"]);
+    let qcow2_path = qcow2.to_str().unwrap();
+    refused(qcow2_path, ["qcow2", "neither an ext4 nor an EROFS"]);
+    refused(&with(&qcow2, ":rw"), ["disk image", "omit :rw"]);
+    make(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", path]);
+    refused(qcow2_path, ["a backing file", "qemu-img convert -O raw"]);
     succeed(Command::new("gzip").arg("-k").arg(&file));
     refused(&with(&file, ".gz"), ["compressed with gzip", "decompress"]);
 

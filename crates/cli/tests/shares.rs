@@ -104,6 +104,58 @@ fn changes_on_the_host_are_seen_at_once_and_a_kept_sandbox_has_the_folder_again(
     home.assert_nothing_left();
 }
 
+/// As `git rebase` and editors do it; a bind mount never loses such a directory.
+#[test]
+#[ignore = "needs a built guest"]
+fn a_working_directory_that_was_renamed_away_and_back_is_one_again() {
+    let home = Home::new();
+    let folder = Folder::new();
+    let (there, away) = (folder.path().join("d"), folder.path().join("away"));
+    fs::create_dir(&there).unwrap();
+    let volume = format!("{}:/w", folder.path().display());
+    let look = "cd /w/d; while read n; do readlink /proc/self/cwd 2>&1; \
+        if mkdir /w/d/new 2>/dev/null; then rmdir /w/d/new; echo there; else echo gone; fi; done; exit 0";
+    let flags = ["run", "-i", "--rm", "--backend", "qemu", "-v", &volume];
+    let mut mica = home.mica(&[&flags[..], &["box", "sh", "-c", look]].concat());
+    let mica = mica.stdin(std::process::Stdio::piped());
+    let mut running = mica.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut to = running.stdin.take().unwrap();
+    let mut from = std::io::BufReader::new(running.stdout.take().unwrap());
+    // Where the process is, as it was before the look, and whether that is there.
+    let mut look = || {
+        writeln!(to, "look").unwrap();
+        let [mut directory, mut is_there] = [String::new(), String::new()];
+        std::io::BufRead::read_line(&mut from, &mut directory).unwrap();
+        std::io::BufRead::read_line(&mut from, &mut is_there).unwrap();
+        (directory, is_there)
+    };
+    let mut until = |expected: &str| {
+        let mut directory = String::new();
+        wait_until(expected, || {
+            let (before, is_there) = look();
+            directory = before;
+            is_there.trim() == expected
+        });
+        directory
+    };
+    assert_eq!(until("there"), "/w/d\n");
+    for _ in 0..3 {
+        fs::rename(&there, &away).unwrap();
+        until("gone");
+        fs::rename(&away, &there).unwrap();
+        assert_eq!(until("there"), "/w/d\n");
+    }
+    // Another that takes its name is another.
+    fs::rename(&there, &away).unwrap();
+    until("gone");
+    fs::create_dir(&there).unwrap();
+    until("there");
+    assert_ne!(until("there"), "/w/d\n");
+    drop(to);
+    assert!(running.wait().unwrap().success());
+    home.assert_nothing_left();
+}
+
 #[test]
 #[ignore = "needs a built guest"]
 fn each_of_many_quick_edits_is_seen() {

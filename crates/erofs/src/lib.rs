@@ -26,6 +26,7 @@
 )]
 
 pub mod check;
+mod described;
 mod emit;
 mod error;
 pub mod format;
@@ -39,6 +40,7 @@ mod tree;
 mod writer;
 mod xattr;
 
+pub use described::Description;
 pub use error::{Error, Result};
 pub use micabox_file::{Segment, Timestamp};
 pub use reader::Reader;

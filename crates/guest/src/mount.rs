@@ -101,6 +101,12 @@ pub fn attach(mount: &OwnedFd, path: impl rustix::path::Arg) -> rustix::io::Resu
     )
 }
 
+/// Attaches a detached mount to an open directory or file.
+pub fn attach_to(mount: &OwnedFd, place: &OwnedFd) -> rustix::io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(mount, c"", place, c"", flags)
+}
+
 /// Makes a mount read-only.
 pub fn make_read_only(mount: &OwnedFd) -> rustix::io::Result<()> {
     /// `struct mount_attr` of `linux/mount.h`: flags to set and to clear, propagation, a user

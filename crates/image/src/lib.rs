@@ -22,6 +22,7 @@ pub mod store;
 mod trim;
 
 pub use append_layer::{AppendLayerError, DockerConfig, ImageEdit, append_layer};
+pub use archive::decompressed;
 pub use convert::WORKER;
 pub use export::Compression;
 pub use limits::{ENTRY_MEMORY, Limits};

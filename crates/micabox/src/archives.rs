@@ -4,9 +4,10 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use micabox_file::FileKind;
+use micabox_overlay::through_links;
 use micabox_overlay::view::PathKind;
 use micabox_owner::Client;
 
@@ -14,22 +15,15 @@ use crate::jailed::{self, Look, Pack, Unread};
 use crate::{Base, Error, LeftOut, SandboxRef, patch, upper};
 
 impl SandboxRef {
-    /// Returns what a path in the sandbox leads to, all symbolic links followed. Used before writing
-    /// there.
+    /// Returns what a path in the sandbox leads to, all symbolic links followed, and where that is: a path whose
+    /// last name is no link. A link that dangles leads to where its file would be. Used before writing there.
     ///
     /// # Errors
     /// [`Error::File`] in a running sandbox; [`Error::NotKept`], [`Error::InPlace`] without a disk;
     /// [`Error::Patch`] if the path can't be read there.
-    pub fn path_kind(&self, path: &[u8]) -> Result<PathKind, Error> {
+    pub fn leads_to(&self, path: &[u8]) -> Result<(PathKind, Vec<u8>), Error> {
         if self.runs() {
-            return match self.files().stat(OsStr::from_bytes(path)) {
-                Ok(stat) if stat.kind == FileKind::Directory => Ok(PathKind::Directory),
-                Ok(_) => Ok(PathKind::Other),
-                Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                    Ok(PathKind::Nothing)
-                }
-                Err(error) => Err(error),
-            };
+            return self.leads_to_inside(path);
         }
         let (found, _lock) = self.hold()?;
         let frozen = self.frozen_disk()?;
@@ -43,6 +37,30 @@ impl SandboxRef {
             path: path.to_vec(),
         };
         jailed::call(&look, disk.file, below, 0).map_err(|error| about.error(error))
+    }
+
+    fn leads_to_inside(&self, path: &[u8]) -> Result<(PathKind, Vec<u8>), Error> {
+        let files = self.files();
+        let is_nothing = |error: &Error| matches!(error, Error::File { source, .. } if source.kind() == io::ErrorKind::NotFound);
+        let path = through_links(path, |path| {
+            let path = OsStr::from_bytes(path);
+            match files.stat_link(path) {
+                Ok(stat) if stat.kind == FileKind::Symlink => {
+                    let target = files.read_link(path)?;
+                    Ok(Some(target.into_os_string().into_vec()))
+                }
+                Ok(_) => Ok(None),
+                Err(error) if is_nothing(&error) => Ok(None),
+                Err(error) => Err(error),
+            }
+        })?;
+        let kind = match files.stat(OsStr::from_bytes(&path)) {
+            Ok(stat) if stat.kind == FileKind::Directory => PathKind::Directory,
+            Ok(_) => PathKind::Other,
+            Err(error) if is_nothing(&error) => PathKind::Nothing,
+            Err(error) => return Err(error),
+        };
+        Ok((kind, path))
     }
 
     /// Reads what is at a path in the sandbox as an archive, with owners, times and extended

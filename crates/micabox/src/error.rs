@@ -415,6 +415,14 @@ pub enum Error {
     /// No tree of this store is mounted on a directory.
     #[error("no tree is mounted on {} by mica", .0.display())]
     NotMounted(PathBuf),
+    /// A filesystem in memory was unmounted, and what was in it is not saved.
+    #[error("{} is unmounted, and what was in it is lost in part or whole: {problem}", place.display())]
+    NotKeptAtEnd {
+        /// The directory.
+        place: PathBuf,
+        /// Why it is not saved.
+        problem: String,
+    },
     /// A mounted tree can't be changed.
     #[error("the tree on {} is mounted read-only, so nothing in it has changed", .0.display())]
     MountedReadOnly(PathBuf),

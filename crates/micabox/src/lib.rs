@@ -84,7 +84,8 @@ pub use jailed::{Notes, Unread};
 pub use log::{LogReader, LogRecord, LogStream};
 pub use mount::{BindSource, ImageSource, Mount, MountSource, Setup, VolumeSource};
 pub use mounted::{
-    MountOptions, MountRecord, MountedTree, Mounts, ServedBy, Tree, TreeKind, Unmounted,
+    MemoryRecord, MountOptions, MountRecord, MountedTree, Mounts, ServedBy, Tree, TreeKind,
+    Unmounted,
 };
 pub use name::is_hostname;
 pub use network::{Network, UserNetwork};

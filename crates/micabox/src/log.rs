@@ -10,9 +10,12 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 4 | 1 for stdout, 2 for stderr |
+//! | 4 | 1 for stdout, 2 for stderr, 3 for a gap |
 //! | 4 | the number of bytes |
 //! | 8 | the time: nanoseconds since 1970-01-01 UTC |
+//!
+//! A gap stands for output that could not be written, for want of room as a rule; its bytes are its length, 8
+//! of them. It is written as soon as there is room for it, in front of what comes next.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -37,6 +40,9 @@ const HEAD: usize = 16;
 /// Most bytes of one record: more than any single read.
 const RECORD_MAX: u32 = 1 << 20;
 
+/// The kind of a record that is a gap.
+const GAP: u32 = 3;
+
 /// One of a command's outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogStream {
@@ -55,55 +61,109 @@ pub struct LogRecord {
     pub at: Duration,
     /// The bytes.
     pub bytes: Vec<u8>,
+    /// How much output is missing in its place, of both streams: there was no room for it in the store. Such a
+    /// record has no bytes.
+    pub missing: u64,
 }
 
 /// Writes a sandbox's log.
 #[derive(Debug)]
 pub(crate) struct LogWriter {
     directory: PathBuf,
+    state: Mutex<Writing>,
+}
+
+#[derive(Debug, Default)]
+struct Writing {
     /// The newest file and its length.
-    newest: Mutex<(File, u64)>,
+    newest: Option<(File, u64)>,
+    /// Bytes of output that could not be written since the last record.
+    missing: u64,
 }
 
 impl LogWriter {
-    pub(crate) fn open(directory: &Path) -> io::Result<Self> {
-        let newest = Self::file(directory)?;
-        let length = newest.metadata()?.len();
-        Ok(Self {
+    /// The log is made with the first record, or by [`LogWriter::begin`].
+    pub(crate) fn new(directory: &Path) -> Self {
+        Self {
             directory: directory.to_owned(),
-            newest: Mutex::new((newest, length)),
-        })
+            state: Mutex::default(),
+        }
     }
 
-    fn file(directory: &Path) -> io::Result<File> {
-        let mut options = File::options();
-        let options = options.append(true).create(true).mode(0o600);
-        options.open(directory.join(FILE))
-    }
-
-    /// Appends bytes with the current time.
+    /// Makes the log, if there is none.
     ///
     /// # Errors
     /// Those of the file.
-    pub(crate) fn write(&self, stream: LogStream, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn begin(&self) -> io::Result<()> {
+        lock(&self.state).newest(&self.directory).map(drop)
+    }
+
+    /// Appends bytes with the current time. What can't be written is counted, and noted later.
+    pub(crate) fn write(&self, stream: LogStream, bytes: &[u8]) {
+        let mut state = lock(&self.state);
+        for bytes in bytes.chunks(RECORD_MAX as usize) {
+            let appended = state
+                .note_gap(&self.directory)
+                .and_then(|()| state.append(&self.directory, stream as u32, bytes));
+            if appended.is_err() {
+                state.missing = state.missing.saturating_add(bytes.len() as u64);
+            }
+        }
+    }
+
+    /// Notes what is missing at the end, if there is room by now.
+    ///
+    /// # Errors
+    /// Those of the file: the log then ends too early without saying so.
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        lock(&self.state).note_gap(&self.directory)
+    }
+}
+
+impl Writing {
+    fn newest(&mut self, directory: &Path) -> io::Result<&mut (File, u64)> {
+        let newest = match self.newest.take() {
+            Some(newest) => newest,
+            None => {
+                let mut options = File::options();
+                let options = options.append(true).create(true).mode(0o600);
+                let file = options.open(directory.join(FILE))?;
+                let length = file.metadata()?.len();
+                (file, length)
+            }
+        };
+        Ok(self.newest.insert(newest))
+    }
+
+    fn note_gap(&mut self, directory: &Path) -> io::Result<()> {
+        if self.missing > 0 {
+            self.append(directory, GAP, &self.missing.to_le_bytes())?;
+            self.missing = 0;
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, directory: &Path, kind: u32, bytes: &[u8]) -> io::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let nanos = now.unwrap_or_default().as_nanos();
         let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-        let mut newest = lock(&self.newest);
-        for bytes in bytes.chunks(RECORD_MAX as usize) {
-            let mut record = Vec::with_capacity(HEAD + bytes.len());
-            record.extend_from_slice(&(stream as u32).to_le_bytes());
-            record.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
-            record.extend_from_slice(&nanos.to_le_bytes());
-            record.extend_from_slice(bytes);
-            if newest.1 >= FILL {
-                fs::rename(self.directory.join(FILE), self.directory.join(OLD))?;
-                *newest = (Self::file(&self.directory)?, 0);
-            }
-            // In one write, so that a reader sees at most the last record cut short.
-            newest.0.write_all(&record)?;
-            newest.1 += record.len() as u64;
+        let mut record = Vec::with_capacity(HEAD + bytes.len());
+        record.extend_from_slice(&kind.to_le_bytes());
+        record.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        record.extend_from_slice(&nanos.to_le_bytes());
+        record.extend_from_slice(bytes);
+        if self.newest(directory)?.1 >= FILL {
+            fs::rename(directory.join(FILE), directory.join(OLD))?;
+            self.newest = None;
         }
+        let (file, length) = self.newest(directory)?;
+        // In one write, so that a reader sees at most the last record cut short.
+        if let Err(error) = file.write_all(&record) {
+            // A part may be there, and the next record has to follow whole ones.
+            file.set_len(*length)?;
+            return Err(error);
+        }
+        *length += record.len() as u64;
         Ok(())
     }
 }
@@ -169,8 +229,8 @@ impl LogReader {
                 path: self.found.path.join(FILE),
                 source,
             })?;
-            if let Some(record) = read {
-                *at += (HEAD + record.bytes.len()) as u64;
+            if let Some((record, length)) = read {
+                *at += length;
                 return Ok(Some(record));
             }
             if self.files.len() > 1 {
@@ -209,8 +269,9 @@ impl LogReader {
     }
 }
 
-/// Reads the record at offset `at`; None if there is none, or if it is incomplete.
-fn read_record(file: &mut File, at: u64) -> io::Result<Option<LogRecord>> {
+/// Reads the record at offset `at`, and returns its length in the file too; None if there is none, or if it is
+/// incomplete.
+fn read_record(file: &mut File, at: u64) -> io::Result<Option<(LogRecord, u64)>> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not a mica log");
     let length = file.metadata()?.len();
     let mut head = [0; HEAD];
@@ -222,9 +283,10 @@ fn read_record(file: &mut File, at: u64) -> io::Result<Option<LogRecord>> {
     let (stream, rest) = head.split_first_chunk().ok_or_else(wrong)?;
     let (count, rest) = rest.split_first_chunk().ok_or_else(wrong)?;
     let nanos = rest.first_chunk().ok_or_else(wrong)?;
-    let stream = match u32::from_le_bytes(*stream) {
+    let kind = u32::from_le_bytes(*stream);
+    let stream = match kind {
         1 => LogStream::Stdout,
-        2 => LogStream::Stderr,
+        2 | GAP => LogStream::Stderr,
         _ => return Err(wrong()),
     };
     let count = u32::from_le_bytes(*count);
@@ -236,11 +298,18 @@ fn read_record(file: &mut File, at: u64) -> io::Result<Option<LogRecord>> {
     }
     let mut bytes = vec![0; count as usize];
     file.read_exact(&mut bytes)?;
-    Ok(Some(LogRecord {
+    let mut missing = 0;
+    if kind == GAP {
+        missing = u64::from_le_bytes(*bytes.first_chunk().ok_or_else(wrong)?);
+        bytes.clear();
+    }
+    let record = LogRecord {
         stream,
         at: Duration::from_nanos(u64::from_le_bytes(*nanos)),
         bytes,
-    }))
+        missing,
+    };
+    Ok(Some((record, HEAD as u64 + u64::from(count))))
 }
 
 #[cfg(test)]
@@ -250,12 +319,12 @@ mod tests {
     #[test]
     fn a_full_log_keeps_its_end() {
         let directory = tempfile::tempdir().unwrap();
-        let writer = LogWriter::open(directory.path()).unwrap();
+        let writer = LogWriter::new(directory.path());
         let count = 3 * FILL / (1 << 18);
         for number in 0..count {
             let mut bytes = vec![0; 1 << 18];
             bytes[..8].copy_from_slice(&number.to_le_bytes());
-            writer.write(LogStream::Stderr, &bytes).unwrap();
+            writer.write(LogStream::Stderr, &bytes);
         }
         let size = |name| fs::metadata(directory.path().join(name)).unwrap().len();
         assert!(size(FILE) + size(OLD) < 2 * FILL + (1 << 20));
@@ -263,8 +332,8 @@ mod tests {
         for name in [OLD, FILE] {
             let mut file = File::open(directory.path().join(name)).unwrap();
             let mut at = 0;
-            while let Some(record) = read_record(&mut file, at).unwrap() {
-                at += (HEAD + record.bytes.len()) as u64;
+            while let Some((record, length)) = read_record(&mut file, at).unwrap() {
+                at += length;
                 assert_eq!(record.stream, LogStream::Stderr);
                 read.push(u64::from_le_bytes(*record.bytes.first_chunk().unwrap()));
             }
@@ -284,5 +353,52 @@ mod tests {
         }
         fs::write(&path, [7; 100]).unwrap();
         read_record(&mut File::open(&path).unwrap(), 0).unwrap_err();
+    }
+
+    #[test]
+    fn a_log_says_how_much_there_was_no_room_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE);
+        let records = || {
+            let mut file = File::open(&path).unwrap();
+            let (mut at, mut found) = (0, Vec::new());
+            while let Some((record, length)) = read_record(&mut file, at).unwrap() {
+                at += length;
+                let text = String::from_utf8(record.bytes).unwrap();
+                found.push((record.missing, text));
+            }
+            assert_eq!(
+                at,
+                file.metadata().unwrap().len(),
+                "a part of a record is left"
+            );
+            found
+        };
+        let writer = LogWriter::new(directory.path());
+        writer.write(LogStream::Stdout, b"before");
+        // A file that can't grow stands for a full filesystem.
+        let full = || {
+            let file = File::options().write(true).open("/dev/full").unwrap();
+            let length = fs::metadata(&path).unwrap().len();
+            lock(&writer.state).newest = Some((file, length));
+        };
+        full();
+        writer.write(LogStream::Stdout, b"lost");
+        full();
+        writer.write(LogStream::Stderr, b"too");
+        writer.finish().unwrap_err();
+        let kept = (0, "before".to_owned());
+        assert_eq!(records(), [kept.clone()]);
+        lock(&writer.state).newest = None;
+        writer.write(LogStream::Stdout, b"after");
+        let known = [kept, (7, String::new()), (0, "after".to_owned())];
+        assert_eq!(records(), known);
+        // Also if nothing comes any more.
+        full();
+        writer.write(LogStream::Stdout, b"end");
+        lock(&writer.state).newest = None;
+        writer.finish().unwrap();
+        writer.finish().unwrap();
+        assert_eq!(records(), [&known[..], &[(3, String::new())]].concat());
     }
 }

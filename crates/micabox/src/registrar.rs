@@ -112,7 +112,10 @@ impl micabox_owner::Registrar for Registrar {
 
     fn detached(&mut self) -> io::Result<()> {
         // From now on output goes to the log, which `mica logs -f` follows before there is any.
-        self.log = LogWriter::open(self.registration.path()).ok();
+        let log = LogWriter::new(self.registration.path());
+        // If there is no room for it now, there may be with the first output.
+        let _ = log.begin();
+        self.log = Some(log);
         let updated = self.registration.update(|record| record.creator = None);
         updated.map_err(io::Error::other)
     }
@@ -185,20 +188,20 @@ impl micabox_owner::Registrar for Registrar {
     }
 
     fn log(&mut self, stream: Stream, bytes: &[u8]) {
-        if self.log.is_none() {
-            self.log = LogWriter::open(self.registration.path()).ok();
-        }
         let stream = match stream {
             Stream::Stdout => LogStream::Stdout,
             Stream::Stderr => LogStream::Stderr,
         };
-        if let Some(log) = &self.log {
-            let _ = log.write(stream, bytes);
-        }
+        let directory = self.registration.path();
+        let log = self.log.get_or_insert_with(|| LogWriter::new(directory));
+        log.write(stream, bytes);
     }
 
     fn ended(&mut self, outcome: &Outcome<'_>) {
         let failure = outcome.failure;
+        if let Some(Err(error)) = self.log.as_ref().map(LogWriter::finish) {
+            warn!(%error, "the end of the sandbox's output is not in its log");
+        }
         match failure {
             None => info!(code = outcome.code, "the sandbox ends"),
             Some(failure) => warn!(

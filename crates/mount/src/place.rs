@@ -31,18 +31,12 @@ pub enum Manner {
 }
 
 impl Manner {
-    /// Returns how this process can mount a filesystem: only for itself and what it starts, if
-    /// `only_own` suffices and there is no other way.
-    ///
-    /// # Errors
-    /// [`Error::NoHelper`].
-    pub fn possible(path: &Path, only_own: bool) -> Result<Self, Error> {
+    /// Returns how this process mounts for all of this machine.
+    fn for_all(path: &Path) -> Result<Self, Error> {
         if geteuid().is_root() {
             Ok(Self::Kernel)
         } else if helper::find().is_some() {
             Ok(Self::Helper)
-        } else if only_own {
-            Ok(Self::Namespace)
         } else {
             Err(Error::NoHelper(path.to_owned()))
         }
@@ -52,8 +46,11 @@ impl Manner {
 /// What is mounted, as the system's table of mounts has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// An empty filesystem in memory: `fuse.memfs`. It is as trusted as what its users put there.
-    Memory,
+    /// A filesystem in memory: `fuse.memfs`. It is as trusted as what its users put there.
+    Memory {
+        /// Whether others made what it begins with. Its devices and set-id bits then have no effect.
+        is_foreign: bool,
+    },
     /// A tree that others made: `fuse.mica`. Its devices and set-id bits have no effect.
     Tree {
         /// Whether nothing in it can be changed.
@@ -64,22 +61,20 @@ pub enum Shown {
 impl Shown {
     fn subtype(self) -> &'static str {
         match self {
-            Self::Memory => "memfs",
+            Self::Memory { .. } => "memfs",
             Self::Tree { .. } => "mica",
         }
     }
 
     fn flags(self) -> MountFlags {
+        let foreign = MountFlags::NOSUID | MountFlags::NODEV;
         match self {
-            Self::Memory => MountFlags::empty(),
-            Self::Tree { is_read_only } => {
-                let fixed = MountFlags::NOSUID | MountFlags::NODEV;
-                if is_read_only {
-                    fixed | MountFlags::RDONLY
-                } else {
-                    fixed
-                }
-            }
+            Self::Memory { is_foreign: false } => MountFlags::empty(),
+            Self::Memory { is_foreign: true }
+            | Self::Tree {
+                is_read_only: false,
+            } => foreign,
+            Self::Tree { is_read_only: true } => foreign | MountFlags::RDONLY,
         }
     }
 }
@@ -94,11 +89,26 @@ pub struct Place {
 }
 
 impl Place {
-    /// Mounts a filesystem on a directory. It answers once it is [served](crate::Tree::serve).
+    /// Mounts a filesystem on a directory. It answers once it is [served](crate::Tree::serve). If `only_own`
+    /// suffices and this user may not mount for others, only this process, which must have one thread, and
+    /// what it starts see it.
     ///
     /// # Errors
-    /// [`Error::Place`], [`Error::Device`], [`Error::Mount`], [`Error::Helper`], [`Error::Namespace`].
-    pub fn mount(path: &Path, manner: Manner, shown: Shown) -> Result<Self, Error> {
+    /// [`Error::Place`], [`Error::NoHelper`], [`Error::Device`], [`Error::Mount`], [`Error::Helper`],
+    /// [`Error::Namespace`].
+    pub fn mount(path: &Path, only_own: bool, shown: Shown) -> Result<Self, Error> {
+        let for_all = Manner::for_all(path).and_then(|manner| Self::mount_in(path, manner, shown));
+        match for_all {
+            Err(Error::NoHelper(_)) if only_own => Self::mount_in(path, Manner::Namespace, shown),
+            Err(refused @ Error::Helper { .. }) if only_own => {
+                // If neither works, the usual way is the one to mend.
+                Self::mount_in(path, Manner::Namespace, shown).map_err(|_| refused)
+            }
+            mounted => mounted,
+        }
+    }
+
+    fn mount_in(path: &Path, manner: Manner, shown: Shown) -> Result<Self, Error> {
         let find = |path: &Path| {
             Target::find(path).map_err(|source| Error::Place {
                 path: path.to_owned(),
@@ -109,7 +119,7 @@ impl Place {
         // A tree that only its user reaches, who has all of its files anyway, is theirs to look into and
         // to change, whatever owners its files have.
         let is_for_one_user = match (shown, manner) {
-            (Shown::Memory, _) | (_, Manner::Kernel) => false,
+            (Shown::Memory { .. }, _) | (_, Manner::Kernel) => false,
             (_, Manner::Helper) => !helper::may_allow_others(),
             (_, Manner::Namespace) => true,
         };

@@ -33,3 +33,5 @@ pub mod upper;
 pub mod view;
 pub mod walk;
 pub mod words;
+
+pub use path::through_links;

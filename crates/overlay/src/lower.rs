@@ -152,6 +152,23 @@ impl Lower {
         Self::Folder(Mutex::new(reader))
     }
 
+    /// Checks that no file needs what this reader lacks: compressed ones of an image.
+    ///
+    /// # Errors
+    /// [`LowerError::Erofs`].
+    pub fn check_files(&self) -> Result<()> {
+        match self {
+            Self::Erofs(reader) if reader.may_be_compressed() => {
+                match reader.walk(|_, _| Ok(())) {
+                    Err(error @ micabox_erofs::Error::Unsupported(_)) => Err(error.into()),
+                    // What is damaged is where it is read.
+                    _ => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the root directory.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ pub enum Patch {
         /// Permission bits.
         mode: u16,
         /// Path in the sandbox. If it is a directory, or ends with a slash, the file is written
-        /// there under its own name.
+        /// there under its own name. If it is a symbolic link, that leads to where it is written.
         to: Vec<u8>,
     },
     /// Makes a symbolic link.
@@ -65,7 +65,7 @@ impl Patch {
             }
             Self::Symlink { target, path } => edit.symlink(path, target, &Attributes::root(0o777)),
             Self::File { name, mode, to } => {
-                let mut to = to.clone();
+                let mut to = edit.through_links(to)?;
                 if to.ends_with(b"/") || edit.is_directory(&to)? {
                     to.push(b'/');
                     to.extend_from_slice(name);

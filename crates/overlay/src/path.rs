@@ -69,6 +69,36 @@ impl<P: Clone> Way<P> {
     }
 }
 
+/// Returns where a path leads whose last name is a symbolic link, or a chain of them: a path whose last name is
+/// none. A link that dangles leads to where its file would be; so does a slash at the end, which stays.
+/// `target` returns what the link at a path says, without following it, and none of anything else. A chain
+/// that is too long is left where it is.
+///
+/// # Errors
+/// Those of `target`.
+pub fn through_links<E>(
+    path: &[u8],
+    mut target: impl FnMut(&[u8]) -> Result<Option<Vec<u8>>, E>,
+) -> Result<Vec<u8>, E> {
+    let end = path.iter().rposition(|byte| *byte != b'/');
+    let (name, slashes) = path.split_at(end.map_or(path.len(), |end| end + 1));
+    let mut at = name.to_vec();
+    for _ in 0..=LINKS {
+        let Some(link) = target(&at)? else {
+            at.extend_from_slice(slashes);
+            return Ok(at);
+        };
+        if link.starts_with(b"/") {
+            at.clear();
+        } else {
+            let parent = at.iter().rposition(|byte| *byte == b'/');
+            at.truncate(parent.map_or(0, |slash| slash + 1));
+        }
+        at.extend_from_slice(&link);
+    }
+    Ok(path.to_vec())
+}
+
 /// Returns the names in a path, last one first. A `.` or slash at the end yields `.`: the name
 /// before it must be a directory.
 fn names(path: &[u8]) -> impl Iterator<Item = Vec<u8>> {
@@ -91,4 +121,43 @@ pub(crate) fn parent_and_name(path: &[u8]) -> Option<(&[u8], &[u8])> {
         .map_or(0, |slash| slash + 1);
     let (parent, name) = path.split_at_checked(start)?;
     (name != b"." && name != b"..").then_some((parent, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_at_a_paths_end_are_followed_to_where_nothing_is() {
+        let links = [
+            ("/c/link", "file"),
+            ("/c/dangling", "/c/later"),
+            ("/c/up", "../d/chain"),
+            ("/c/../d/chain", "link"),
+            ("/loop", "loop"),
+            ("link", "/c/link"),
+        ];
+        let follow = |path: &str| {
+            let found = through_links(path.as_bytes(), |path| {
+                let mut links = links.iter();
+                let found = links.find(|(link, _)| link.as_bytes() == path);
+                Ok::<_, ()>(found.map(|(_, target)| target.as_bytes().to_vec()))
+            });
+            String::from_utf8(found.unwrap()).unwrap()
+        };
+        for (path, leads_to) in [
+            ("/c/link", "/c/file"),
+            ("/c/link//", "/c/file//"),
+            ("/c/link/.", "/c/link/."),
+            ("/c/dangling", "/c/later"),
+            ("/c/up", "/c/../d/link"),
+            ("/loop", "/loop"),
+            ("link", "/c/file"),
+            ("/c/none", "/c/none"),
+            ("/", "/"),
+            ("", ""),
+        ] {
+            assert_eq!(follow(path), leads_to, "{path}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use micabox_ext4::{Ext4, FileKind, Ino, Options, Owner, Segment, Stat, Timestamp
 use serde::{Deserialize, Serialize};
 
 use crate::lower::{Lower, LowerError, Node};
-use crate::path::{Loop, Way};
+use crate::path::{Loop, Way, through_links};
 use crate::upper::{Upper, UpperError};
 use crate::words::{self, OPAQUE};
 
@@ -389,6 +389,21 @@ impl<U: Upper> View<U> {
             Err(ViewError::Nothing) => Ok(PathKind::Nothing),
             Err(error) => Err(error),
         }
+    }
+
+    /// Returns where a path leads, all symbolic links at its end followed, also one that dangles: a path whose
+    /// last name is none.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn through_links(&mut self, path: &[u8]) -> Result<Vec<u8>> {
+        through_links(path, |path| match self.find(path, false) {
+            Ok(Found::Other(entry)) if entry.kind() == Some(FileKind::Symlink) => {
+                self.read_link(&entry).map(Some)
+            }
+            Ok(_) | Err(ViewError::Nothing) => Ok(None),
+            Err(error) => Err(error),
+        })
     }
 
     /// Reads from a file. Returns the number of bytes, 0 at its end.

@@ -184,7 +184,10 @@ impl Nodes {
 
     /// Notes that a directory's entry is about to be removed or replaced: the guest may have the
     /// file open, and it may have no other name.
-    pub(crate) fn pin(&self, parent: u64, name: &CStr) {
+    ///
+    /// # Errors
+    /// If there is no descriptor for it. Without the entry there is nothing to note.
+    pub(crate) fn pin(&self, parent: u64, name: &CStr) -> Result<(), Errno> {
         let pin = || -> Result<(), Errno> {
             let file = open(&*self.get(parent)?, name)?;
             let key = key(&fstat(&file)?);
@@ -197,8 +200,10 @@ impl Nodes {
             }
             Ok(())
         };
-        // Without the entry there is nothing to note.
-        let _ = pin();
+        match pin() {
+            Err(error) if is_shortage(error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Notes where an entry is now.
@@ -387,7 +392,11 @@ impl Table {
         };
         while let Some(number) = closed.pop() {
             let node = self.nodes.get_mut(&number).ok_or(Errno::STALE)?;
-            let found = open(&file, &node.name).map_err(|_| Errno::STALE)?;
+            let found = open(&file, &node.name).map_err(|error| match error {
+                // Of this server, and not of the file: it may be there.
+                error if is_shortage(error) => error,
+                _ => Errno::STALE,
+            })?;
             if key(&fstat(&found)?) != node.key {
                 return Err(Errno::STALE);
             }
@@ -405,6 +414,11 @@ impl Table {
 /// Opens an entry of a directory as a place.
 fn open(directory: &impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     openat(directory, name, PLACE, Mode::empty())
+}
+
+/// Whether there are too many open files, in this process or on this machine, or too little memory for one.
+pub(crate) fn is_shortage(error: Errno) -> bool {
+    matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
 }
 
 fn key(stat: &Stat) -> Key {
@@ -444,7 +458,7 @@ mod tests {
         nodes.lock().release(100);
         assert_eq!(nodes.get(files[2]).unwrap_err(), Errno::STALE);
         // Removed, but open.
-        nodes.pin(b, c"3");
+        nodes.pin(b, c"3").unwrap();
         std::fs::remove_file(path.join("a/b/3")).unwrap();
         nodes.lock().release(100);
         nodes.get(files[3]).unwrap();

@@ -96,6 +96,18 @@ pub fn layers() -> Vec<Vec<u8>> {
     [base, middle, top].map(Layer::finish).into()
 }
 
+/// Returns a layer that removes files of lower ones, by whiteouts, and has symbolic links to targets.
+pub fn links(whiteouts: &[&str], links: &[(&str, &str)]) -> Vec<u8> {
+    let mut layer = Layer::new();
+    for path in whiteouts {
+        layer = layer.file(path, 0, b"");
+    }
+    for (path, target) in links {
+        layer = layer.link(EntryType::Symlink, path, target);
+    }
+    layer.finish()
+}
+
 /// Makes a configuration with values in all fields that a command is made from.
 pub fn config() -> Value {
     json!({

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, mkdirat, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, mkdirat, openat2, readlinkat};
 use rustix::io::Errno;
 
 use crate::again;
@@ -88,7 +88,8 @@ impl Root {
         Ok((self.made_directory(parent)?, name))
     }
 
-    /// Opens a directory. If it is missing, makes it with mode 0755, and so its parents.
+    /// Opens a directory. If it is missing, makes it with mode 0755, and so its parents; also where links lead
+    /// that dangle, as Docker does.
     ///
     /// # Errors
     /// The system's.
@@ -97,27 +98,89 @@ impl Root {
             Err(Errno::NOENT) => {}
             result => return result,
         }
-        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
-        let ends = ends.map(|(at, _)| at).chain([path.len()]);
-        for end in ends {
-            let path = path.get(..end).unwrap_or_default();
-            let Some((parent, name)) = split(path) else {
+        let path = self.way(path)?;
+        self.make(&path)?;
+        self.directory(&path)
+    }
+
+    /// Opens the file at a path as a place, to mount on it. If it is missing, makes an empty one with mode 0644,
+    /// and directories as [`Root::made_directory`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn made_file(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        match self.open(path, OFlags::PATH, Mode::empty()) {
+            Err(Errno::NOENT) => {}
+            result => return result,
+        }
+        let path = self.way(path)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        self.open(&path, flags, Mode::from_raw_mode(0o644))?;
+        self.open(&path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())
+    }
+
+    /// Returns where a path leads, without links. There may be nothing at its end; directories that are missing
+    /// on the way are made.
+    ///
+    /// # Errors
+    /// The system's; `LOOP` for more links than Linux follows.
+    pub fn way(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
+        /// Most links that are followed, as in the kernel.
+        const LINKS: usize = 40;
+        let mut links = 0;
+        let mut names: Vec<Vec<u8>> = names(path);
+        // Has no links, so that `..` is what is in front of it.
+        let mut way: Vec<u8> = Vec::new();
+        while let Some(name) = names.pop() {
+            if name == b".." {
+                way.truncate(split(&way).map_or(0, |(parent, _)| parent.len().saturating_sub(1)));
                 continue;
-            };
-            match self.directory(path) {
-                Err(Errno::NOENT) => {}
-                result => {
-                    result?;
+            }
+            let above = self.directory(&way)?;
+            match readlinkat(&above, &*name, Vec::new()) {
+                Ok(_) if self.is_without_links() => return Err(Errno::LOOP),
+                Ok(_) if links == LINKS => return Err(Errno::LOOP),
+                Ok(target) => {
+                    links += 1;
+                    let target = target.as_bytes();
+                    if target.starts_with(b"/") {
+                        way.clear();
+                    }
+                    names.extend(self::names(target));
                     continue;
                 }
+                Err(Errno::NOENT) if names.is_empty() => {}
+                Err(Errno::NOENT) => self.make(&[&way[..], b"/", &name].concat())?,
+                // No link.
+                Err(Errno::INVAL) => {}
+                Err(error) => return Err(error),
             }
-            match mkdirat(self.directory(parent)?, name, Mode::from_raw_mode(0o755)) {
-                Err(Errno::EXIST) => {}
-                result => result?,
+            if !way.is_empty() {
+                way.push(b'/');
             }
+            way.extend(name);
         }
-        self.directory(path)
+        Ok(way)
     }
+
+    /// Makes a directory, unless it is there.
+    fn make(&self, path: &[u8]) -> Result<(), Errno> {
+        let Some((parent, name)) = split(path) else {
+            return Ok(());
+        };
+        let parent = parent.strip_prefix(b"/").unwrap_or(parent);
+        match mkdirat(self.directory(parent)?, name, Mode::from_raw_mode(0o755)) {
+            Err(Errno::EXIST) => Ok(()),
+            result => result,
+        }
+    }
+}
+
+/// Returns the names in a path, the last one first.
+fn names(path: &[u8]) -> Vec<Vec<u8>> {
+    let names = path.rsplit(|byte| *byte == b'/');
+    let names = names.filter(|name| !matches!(*name, b"" | b"."));
+    names.map(<[u8]>::to_vec).collect()
 }
 
 impl AsFd for Root {
@@ -199,6 +262,46 @@ mod tests {
         root.made_directory(b"/up/new/er").unwrap();
         assert!(inside.join("new/er").is_dir());
         assert_eq!(root.made_directory(b"/file/x").unwrap_err(), Errno::NOTDIR);
+        assert_eq!(root.made_directory(b"/file").unwrap_err(), Errno::NOTDIR);
         assert_eq!(root.parent(b"/").unwrap_err(), Errno::BUSY);
+    }
+
+    #[test]
+    fn links_that_lead_nowhere_yet_are_made_through() {
+        let place = tempfile::tempdir().unwrap();
+        let inside = place.path().join("inside");
+        fs::create_dir_all(inside.join("a/b")).unwrap();
+        for (target, link) in [
+            ("usr/etc", "etc"),
+            ("/run/../var/run/service", "a/absolute"),
+            ("../../../..//out", "a/b/up"),
+            ("absolute/conf", "a/chain"),
+            ("loop", "loop"),
+            ("b", "a/there"),
+        ] {
+            symlink(target, inside.join(link)).unwrap();
+        }
+        let root = Root::new(fs::File::open(&inside).unwrap().into());
+        root.made_file(b"/etc/hostname").unwrap();
+        assert!(inside.join("usr/etc/hostname").is_file());
+        root.made_file(b"a/chain").unwrap();
+        assert!(inside.join("var/run/service/conf").is_file());
+        root.made_directory(b"/a/b/up/deep").unwrap();
+        assert!(inside.join("out/deep").is_dir());
+        assert!(!place.path().join("out").exists());
+        root.made_directory(b"/a/there/../c/./d/").unwrap();
+        assert!(inside.join("a/c/d").is_dir());
+        assert_eq!(root.way(b"/a/there/new").unwrap(), b"a/b/new");
+        assert_eq!(root.way(b"/").unwrap(), b"");
+        // What is there stays as it is.
+        fs::write(inside.join("usr/etc/hostname"), "kept").unwrap();
+        root.made_file(b"etc/hostname").unwrap();
+        assert_eq!(fs::read(inside.join("usr/etc/hostname")).unwrap(), b"kept");
+        assert_eq!(root.made_file(b"/loop").unwrap_err(), Errno::LOOP);
+        assert_eq!(root.way(b"/loop/x").unwrap_err(), Errno::LOOP);
+        let strict = Root::without_links(fs::File::open(&inside).unwrap().into());
+        symlink("nowhere", inside.join("dangling")).unwrap();
+        strict.made_directory(b"dangling/x").unwrap_err();
+        assert!(!inside.join("nowhere").exists());
     }
 }

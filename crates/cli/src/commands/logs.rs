@@ -9,7 +9,7 @@ use micabox::{LogReader, LogRecord, LogStream};
 
 use crate::failure::Failure;
 use crate::moment;
-use crate::output::{raw, rfc3339};
+use crate::output::{raw, rfc3339, write_stderr};
 use crate::{Outcome, settings};
 
 /// Interval of reads while a log is followed.
@@ -17,7 +17,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Show the output of a detached sandbox's command
 ///
-/// The last 8 to 16 MB of it are kept, until `mica rm`. The output is printed unchanged, control
+/// The last 8 to 16 MB of it are kept, until `mica rm`; what the store had no room for is noted in its place. The output is printed unchanged, control
 /// characters included.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -139,6 +139,9 @@ impl Window {
     /// Returns those lines of a record, and pieces of lines, that are asked for.
     fn pieces(&mut self, record: &LogRecord) -> Vec<LogRecord> {
         let is_in_time = (self.since..=self.until).contains(&record.at);
+        if record.missing > 0 {
+            return is_in_time.then(|| record.clone()).into_iter().collect();
+        }
         let [out, err] = &mut self.wants;
         let wants = match record.stream {
             LogStream::Stdout => out,
@@ -176,6 +179,12 @@ fn last<E>(
     };
     let (mut out, mut err) = (Vec::new(), Vec::new());
     while let Some(record) = next()? {
+        if record.missing > 0 {
+            for gap in window.pieces(&record) {
+                end(&mut vec![gap]);
+            }
+            continue;
+        }
         let line = match record.stream {
             LogStream::Stdout => &mut out,
             LogStream::Stderr => &mut err,
@@ -212,6 +221,13 @@ impl Lines {
     }
 
     fn write(&mut self, record: &LogRecord) -> io::Result<()> {
+        if record.missing > 0 {
+            let missing = record.missing;
+            write_stderr(&format!(
+                "mica: {missing} bytes of output are missing here: the store had no room for them\n"
+            ));
+            return Ok(());
+        }
         let [out, err] = &mut self.begins;
         let (begins, to): (_, &mut dyn Write) = match record.stream {
             LogStream::Stdout => (out, &mut raw::stdout()),
@@ -255,6 +271,7 @@ mod tests {
                 stream: *stream,
                 at: Duration::ZERO,
                 bytes: text.as_bytes().to_vec(),
+                missing: 0,
             });
             let next = || Ok::<_, Infallible>(records.next());
             let Ok(last) = last(next, count, &mut Window::new(None, None));

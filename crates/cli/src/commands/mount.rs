@@ -14,7 +14,7 @@ use signal_hook::iterator::Signals;
 
 use super::ext4::size as parse_size;
 use super::inside::run_in;
-use super::memfs::{BYTES_PER_INODE, half_of_memory};
+use super::memfs::limits;
 use crate::failure::{EXIT_MICA, Failure};
 use crate::output::{Table, ago, print, print_json};
 use crate::{Outcome, settings};
@@ -39,7 +39,7 @@ pub struct Args {
     /// unmounted
     #[arg(long)]
     rw: bool,
-    /// How much changes may take, such as 2G [default: half of the machine's memory]
+    /// How much changes may take, such as 2G; 0 for as much as there is [default: half of the machine's memory]
     #[arg(long, value_parser = parse_size, requires = "rw")]
     size: Option<u64>,
     /// Keep changes of an image in this directory, which is made if it is missing, for later mounts of the
@@ -57,7 +57,7 @@ pub struct Args {
     /// Stay in the foreground, and unmount at the end
     #[arg(long, conflicts_with = "command")]
     foreground: bool,
-    /// List what is mounted
+    /// List what is mounted, with filesystems of `mica memfs`
     #[arg(long, conflicts_with = "source")]
     list: bool,
     /// Print the list as JSON
@@ -108,13 +108,13 @@ pub fn execute(args: &Args) -> Outcome {
 fn mount(args: &Args, source: &OsStr, place: &Path) -> Outcome {
     let sandboxes = sandboxes()?;
     let tree = Tree::find(&sandboxes, source)?;
-    let size = args.size.unwrap_or_else(half_of_memory);
+    let room = limits(args.size, None);
     let is_command = !args.command.is_empty();
     let options = MountOptions {
         is_writable: args.rw,
         upper: args.upper.as_deref().map(absolute).transpose()?,
-        size,
-        inodes: size / BYTES_PER_INODE,
+        size: room.bytes,
+        inodes: room.inodes,
         by: args.with.map(|with| match with {
             With::Kernel => ServedBy::Kernel,
             With::Fuse => ServedBy::Fuse,
@@ -195,6 +195,7 @@ fn list(is_json: bool) -> Outcome {
             kind(record.kind).into(),
             with.into(),
             match (record.upper, record.is_writable) {
+                _ if record.kind == TreeKind::Memory => "-".into(),
                 (Some(upper), _) => upper.to_string_lossy().into_owned(),
                 (None, true) => "memory".into(),
                 (None, false) => "none".into(),
@@ -213,6 +214,7 @@ fn kind(kind: TreeKind) -> &'static str {
         TreeKind::Snapshot => "snapshot",
         TreeKind::File => "file",
         TreeKind::Directory => "directory",
+        TreeKind::Memory => "memfs",
     }
 }
 

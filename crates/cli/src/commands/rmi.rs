@@ -1,5 +1,8 @@
 //! `mica rmi`
 
+use micabox::{Mounts, Sandboxes, StoreError};
+
+use crate::failure::Failure;
 use crate::output::size;
 use crate::{Outcome, settings};
 
@@ -17,10 +20,13 @@ pub struct Args {
 /// Removes images.
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
-    // Cleans up after killed owners, whose sandboxes would keep images in use.
-    settings::sandboxes(&store)?.list()?;
+    // Cleans up after killed owners and servers, whose sandboxes and trees would keep images in use.
+    let sandboxes = settings::sandboxes(&store)?;
+    sandboxes.list()?;
+    Mounts::of(&sandboxes).tidy()?;
     super::for_each(&args.images, |name| {
-        let removed = store.remove(name)?;
+        let removed = store.remove(name);
+        let removed = removed.map_err(|error| of_user(&sandboxes, error))?;
         let names: Vec<_> = removed
             .references
             .iter()
@@ -36,4 +42,22 @@ pub fn execute(args: &Args) -> Outcome {
             None => format!("{what}: removed the name"),
         })
     })
+}
+
+/// Names what uses an image as its user does, unless it is a sandbox.
+fn of_user(sandboxes: &Sandboxes, error: StoreError) -> Failure {
+    let (image, user) = match &error {
+        StoreError::InUse { image, sandbox } => (image, sandbox.as_str()),
+        _ => return error.into(),
+    };
+    if let Ok(Some(tree)) = Mounts::of(sandboxes).named(user) {
+        let place = tree.place.display();
+        return Failure::new(format!("image {image} is mounted on {place}"))
+            .hint(format!("`mica umount {place}`"));
+    }
+    match user.strip_prefix("snapshot-") {
+        Some(snapshot) => Failure::new(format!("image {image} is in use by snapshot `{snapshot}`"))
+            .hint(format!("`mica snapshot rm {snapshot}`")),
+        None => error.into(),
+    }
 }

@@ -8,9 +8,9 @@ use crate::failure::{Failure, print_all};
 use crate::output::write_stderr;
 use crate::{Outcome, settings, visible};
 
-/// Unmount what `mica mount` has mounted
+/// Unmount what `mica mount` and `mica memfs` have mounted
 ///
-/// Changes in memory are gone then. What is in use goes when the last process that uses it ends; no path
+/// Changes in memory are gone then; `mica memfs --save` saves them first. What is in use goes when the last process that uses it ends; no path
 /// leads there any more.
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -94,7 +94,9 @@ impl Preparation<'_> {
         };
         let Some(name) = &args.from else {
             let base = match (args.root_disk(), self.image) {
-                (Some((path, in_place)), _) => Base::Disk(RootDisk::open(&path, in_place)?),
+                (Some((path, in_place, partition)), _) => {
+                    Base::Disk(RootDisk::open_partition(&path, in_place, partition)?)
+                }
                 (None, Some(name)) => Base::Image(Box::new(self.image(&store, name)?)),
                 (None, None) => return Err(Failure::new("no image")),
             };
@@ -110,8 +112,8 @@ impl Preparation<'_> {
         let snapshot = settings::sandboxes(&store)?.snapshot(name)?;
         let restore = match args.root_disk() {
             None => Restore::new(&store, &snapshot)?,
-            Some((path, false)) => Restore::on_root_disk(&store, &snapshot, &path)?,
-            Some((_, true)) => {
+            Some((path, false, _)) => Restore::on_root_disk(&store, &snapshot, &path)?,
+            Some((_, true, _)) => {
                 return Err(Failure::new(
                     "a snapshot has its changes on a disk of its own, not in its root disk",
                 )

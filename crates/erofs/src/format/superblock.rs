@@ -18,6 +18,8 @@ pub(crate) const COMPAT_CHECKSUM: u32 = 0x1;
 /// Inodes keep mtime, not ctime.
 pub(crate) const COMPAT_MTIME: u32 = 0x2;
 
+/// Compressed files, if there are any, begin with zeros.
+pub(crate) const INCOMPAT_ZERO_PADDING: u32 = 0x1;
 pub(crate) const INCOMPAT_CHUNKED: u32 = 0x4;
 pub(crate) const INCOMPAT_DEVICE_TABLE: u32 = 0x8;
 
@@ -51,7 +53,7 @@ pub(crate) enum SuperblockProblem {
 
 /// The incompatible features that have names.
 const INCOMPAT_NAMES: [(u32, &str); 9] = [
-    (0x1, "zero padding"),
+    (INCOMPAT_ZERO_PADDING, "zero padding"),
     (0x2, "compression"),
     (INCOMPAT_CHUNKED, "chunk-based files"),
     (INCOMPAT_DEVICE_TABLE, "device tables"),
@@ -63,7 +65,7 @@ const INCOMPAT_NAMES: [(u32, &str); 9] = [
 ];
 
 /// Incompatible features that this crate supports. Zero padding only concerns compressed data.
-const INCOMPAT_KNOWN: u32 = 0x1 | INCOMPAT_CHUNKED | INCOMPAT_DEVICE_TABLE;
+const INCOMPAT_KNOWN: u32 = INCOMPAT_ZERO_PADDING | INCOMPAT_CHUNKED | INCOMPAT_DEVICE_TABLE;
 
 impl Superblock {
     /// Decodes and checks the bytes from [`SUPERBLOCK_OFFSET`] to the end of the block.

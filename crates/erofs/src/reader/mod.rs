@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use crate::format::{
     self, COMPACT_SIZE, DEVICE_SLOT_SIZE, DeviceSlot, EXTENDED_SIZE, FileType,
-    INCOMPAT_DEVICE_TABLE, INODE_SLOT, InodeFormat, Layout, RawInode, SUPERBLOCK_OFFSET,
-    SUPERBLOCK_SIZE, Superblock, SuperblockProblem,
+    INCOMPAT_DEVICE_TABLE, INCOMPAT_ZERO_PADDING, INODE_SLOT, InodeFormat, Layout, RawInode,
+    SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, Superblock, SuperblockProblem,
 };
 use crate::source::ReadAt;
 use crate::{BLOCK_SIZE, Error, Result};
@@ -189,6 +189,11 @@ impl<R: ReadAt> Reader<R> {
     /// Returns the number of the root directory's inode.
     pub fn root(&self) -> u64 {
         u64::from(self.superblock.root_nid)
+    }
+
+    /// Returns whether files may be compressed, which only [`Reader::inode`] tells of each.
+    pub fn may_be_compressed(&self) -> bool {
+        self.superblock.feature_incompat & INCOMPAT_ZERO_PADDING != 0
     }
 
     /// Returns the source of this reader.

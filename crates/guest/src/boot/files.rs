@@ -2,18 +2,16 @@
 //! `/etc/machine-id`. They are mounted over the image's files, so that they are not part of the
 //! sandbox's changes.
 
-use std::fs::{self, OpenOptions};
-use std::io;
+use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
 
+use micabox_tree::Root;
 use micabox_wire::{BootFailed, Identity, Network};
-use rustix::fs::CWD;
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{MountAttrFlags, OpenTreeFlags};
 
 use super::Step;
-use crate::mount::{Filesystem, attach};
+use crate::mount::{Filesystem, attach, attach_to};
 
 /// Where the agent keeps the contents of the files in `/etc`: a separate filesystem, because the sandbox may write to
 /// them.
@@ -94,71 +92,25 @@ impl Prepared {
 }
 
 impl Detached {
-    /// Mounts the files in `/etc` of the current root.
+    /// Mounts the files in `/etc` of the current root. What is missing there is made, where links lead as well:
+    /// in many images `resolv.conf` points to a file that a service would create.
     pub fn attach(self) -> Result<(), BootFailed> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open("/", flags, Mode::empty()).step("open", "/")?;
+        let root = Root::new(root);
         for (name, mount) in self.0 {
             let path = format!("/etc/{name}");
-            let place = file_to_mount_on(Path::new(&path)).step("make the file", &path)?;
-            attach(&mount, &place).step("mount", path)?;
+            let place = root.made_file(path.as_bytes());
+            let place = place.step("make the file", &path)?;
+            attach_to(&mount, &place).step("mount", path)?;
         }
         Ok(())
     }
 }
 
-/// Creates the file at `path` if it does not exist, following symbolic links: in many images
-/// `resolv.conf` points to a file that a service would create. Returns the file's path.
-fn file_to_mount_on(path: &Path) -> io::Result<PathBuf> {
-    /// Maximum number of links followed, as in the kernel.
-    const LINKS: usize = 40;
-    let mut path = path.to_owned();
-    for _ in 0..LINKS {
-        if fs::metadata(&path).is_ok() {
-            return Ok(path);
-        }
-        let parent = path.parent().unwrap_or(Path::new("/"));
-        fs::create_dir_all(parent)?;
-        match fs::read_link(&path) {
-            Ok(target) => path = parent.join(target),
-            Err(_) => {
-                OpenOptions::new()
-                    .write(true)
-                    .create_new(true)
-                    .mode(0o644)
-                    .open(&path)?;
-                return Ok(path);
-            }
-        }
-    }
-    Err(io::Error::from_raw_os_error(libc::ELOOP))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
     use super::*;
-
-    #[test]
-    fn links_that_lead_nowhere_yet_are_followed() {
-        let directory = tempfile::tempdir().unwrap();
-        let at = |name: &str| directory.path().join(name);
-        fs::create_dir(at("etc")).unwrap();
-        symlink("../run/service/resolv.conf", at("etc/resolv.conf")).unwrap();
-        symlink("resolv.conf", at("etc/first")).unwrap();
-        let made = file_to_mount_on(&at("etc/first")).unwrap();
-        assert_eq!(
-            fs::canonicalize(made).unwrap(),
-            fs::canonicalize(at("run/service/resolv.conf")).unwrap()
-        );
-        let plain = at("missing/parent/file");
-        assert_eq!(file_to_mount_on(&plain).unwrap(), plain);
-        assert_eq!(fs::read(&plain).unwrap(), b"");
-        fs::write(at("kept"), "contents").unwrap();
-        file_to_mount_on(&at("kept")).unwrap();
-        assert_eq!(fs::read(at("kept")).unwrap(), b"contents");
-        symlink("loop", at("loop")).unwrap();
-        assert!(file_to_mount_on(&at("loop")).is_err());
-    }
 
     #[test]
     fn the_sandboxs_name_resolves() {

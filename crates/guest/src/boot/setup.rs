@@ -5,21 +5,20 @@
 //! commands, a filesystem that hangs keeps the copy from starting, and nothing else.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 
+use micabox_tree::Root;
 use micabox_wire::{BootFailed, Mount, MountSource, Setup, Tmpfs};
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, chmodat, fstat, mkdirat, openat, openat2};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, chmodat, fstat, openat2};
 use rustix::io::Errno;
-use rustix::mount::{
-    MountAttrFlags, MountFlags, MoveMountFlags, OpenTreeFlags, mount_remount, move_mount, open_tree,
-};
+use rustix::mount::{MountAttrFlags, MountFlags, OpenTreeFlags, mount_remount, open_tree};
 use rustix::thread::LinkNameSpaceType;
 
 use super::Step;
 use super::{disk, files, group, share};
 use crate::exec::{Place, child};
 use crate::kernel::Disks;
-use crate::mount::{self, Filesystem};
+use crate::mount::{self, Filesystem, attach_to};
 
 /// The mode of a tmpfs on a directory that is made for it.
 const TMPFS_MODE: u32 = 0o1777;
@@ -79,8 +78,9 @@ fn set_up(
     if let Some(bytes) = setup.shm_bytes {
         mount_remount(SHM, DATA, format!("size={bytes}")).step("resize", SHM)?;
     }
+    let root = Root::new(root.try_clone().step("open", "/")?);
     for (mount, opened) in setup.mounts.iter().zip(opened) {
-        make(mount, opened, root)?;
+        make(mount, opened, &root)?;
         if let MountSource::Share { file: None, .. } = mount.source {
             folders.push(mount.target.clone());
         }
@@ -92,15 +92,15 @@ fn set_up(
 }
 
 /// Mounts a filesystem, which is `opened` if the agent had to do that outside the sandbox.
-fn make(mount: &Mount, opened: Option<OwnedFd>, root: &OwnedFd) -> Result<(), BootFailed> {
+fn make(mount: &Mount, opened: Option<OwnedFd>, root: &Root) -> Result<(), BootFailed> {
     let mode = match &mount.source {
         MountSource::Tmpfs(_) => TMPFS_MODE,
         MountSource::Disk(_) | MountSource::Share { .. } | MountSource::Device { .. } => 0o755,
     };
-    let path = Path::new(&mount.target);
+    let path = mount.target.as_bytes();
     let target = match &mount.source {
         MountSource::Share { file: Some(_), .. } | MountSource::Device { .. } => {
-            file(root, path).step("make the file", &mount.target)?
+            root.made_file(path).step("make the file", &mount.target)?
         }
         _ => directory(root, path, mode).step("make the directory", &mount.target)?,
     };
@@ -109,17 +109,17 @@ fn make(mount: &Mount, opened: Option<OwnedFd>, root: &OwnedFd) -> Result<(), Bo
             tmpfs(options, mount.read_only, &target).step("mount tmpfs", &mount.target)
         }
         MountSource::Device { path } => device(root, path)
-            .and_then(|device| attach(&device, &target))
+            .and_then(|device| attach_to(&device, &target))
             .step("mount the device", path),
         MountSource::Disk(_) | MountSource::Share { .. } => match opened {
-            Some(opened) => attach(&opened, &target).step("mount", &mount.target),
+            Some(opened) => attach_to(&opened, &target).step("mount", &mount.target),
             None => Ok(()),
         },
     }
 }
 
 /// Makes a detached mount of one of the sandbox's own devices.
-fn device(root: &OwnedFd, path: &str) -> rustix::io::Result<OwnedFd> {
+fn device(root: &Root, path: &str) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
     let place = OFlags::PATH | OFlags::CLOEXEC;
     let device = openat2(root, path, place, Mode::empty(), resolve)?;
@@ -129,51 +129,20 @@ fn device(root: &OwnedFd, path: &str) -> rustix::io::Result<OwnedFd> {
     open_tree(&device, c"", flags)
 }
 
-/// Returns the file to mount on, which is made if it is missing, as Docker does.
-fn file(root: &OwnedFd, target: &Path) -> rustix::io::Result<OwnedFd> {
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let place = OFlags::PATH | OFlags::CLOEXEC;
-    let open = || openat2(root, target, place, Mode::empty(), resolve);
-    match open() {
-        Err(Errno::NOENT) => {
-            let parent = directory(root, target.parent().unwrap_or(Path::new("/")), 0o755)?;
-            let name = target.file_name().ok_or(Errno::INVAL)?;
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-            openat(&parent, name, flags, Mode::from_raw_mode(0o644))?;
-            open()
-        }
-        result => result,
-    }
-}
-
 /// Returns the directory to mount on. If it is missing it is made with `mode`, and what leads to it
 /// with 0755, all owned by root, as Docker does. Links are followed as a process in the sandbox
 /// would.
-fn directory(root: &OwnedFd, target: &Path, mode: u32) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let open = |path: &Path| openat2(root, path, flags, Mode::empty(), resolve);
-    let mut path = PathBuf::from("/");
-    let mut directory = open(&path)?;
-    let mut made = None;
-    for component in target.components() {
-        if let Component::Normal(name) = component {
-            path.push(name);
-            let next = match open(&path) {
-                Err(Errno::NOENT) => {
-                    mkdirat(&directory, name, Mode::from_raw_mode(0o755))?;
-                    made = Some((directory, name));
-                    open(&path)?
-                }
-                result => result?,
-            };
-            directory = next;
-        }
+fn directory(root: &Root, target: &[u8], mode: u32) -> rustix::io::Result<OwnedFd> {
+    match root.directory(target) {
+        Err(Errno::NOENT) => {}
+        found => return found,
     }
-    if let Some((parent, name)) = made {
-        chmodat(&parent, name, Mode::from_raw_mode(mode), AtFlags::empty())?;
-    }
-    Ok(directory)
+    let made = root.made_directory(target)?;
+    // By its path: no descriptor of a place changes a mode.
+    let way = root.way(target)?;
+    let (parent, name) = root.parent(&way)?;
+    chmodat(&parent, name, Mode::from_raw_mode(mode), AtFlags::empty())?;
+    Ok(made)
 }
 
 fn tmpfs(options: &Tmpfs, read_only: bool, target: &OwnedFd) -> Result<(), mount::Error> {
@@ -201,13 +170,7 @@ fn tmpfs(options: &Tmpfs, read_only: bool, target: &OwnedFd) -> Result<(), mount
         attributes.set(flag, is_set);
     }
     let mount = tmpfs.mount(attributes)?;
-    Ok(attach(&mount, target)?)
-}
-
-/// Attaches a detached mount to a directory or file.
-fn attach(mount: &OwnedFd, target: &OwnedFd) -> rustix::io::Result<()> {
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(mount, c"", target, c"", flags)
+    Ok(attach_to(&mount, target)?)
 }
 
 /// Makes the root read-only, and every mount that Docker makes read-only with it: all but `/proc`,

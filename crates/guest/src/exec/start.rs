@@ -6,15 +6,16 @@
 
 use std::convert::Infallible;
 use std::ffi::{CString, NulError, OsStr, c_char};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
+use micabox_tree::Root;
 use micabox_wire::{Exec, FLUSH, PROCESSES, StartFailed, StartFailure, ToHost, encode};
-use rustix::fs::{AtFlags, CWD, StatxFlags, fstat, statx, syncfs};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstat, statx, syncfs};
 use rustix::io::Errno;
 use rustix::process::{Gid, Resource, Rlimit, Uid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
@@ -302,12 +303,13 @@ fn enter_directory(cwd: &[u8], make: bool) -> Result<(), StartFailed> {
     };
     match std::env::set_current_dir(&path) {
         Err(error) if make && error.kind() == io::ErrorKind::NotFound => {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o755)
-                .create(&path)
-                .map_err(refuse)?;
-            std::env::set_current_dir(&path).map_err(refuse)
+            let made = || -> rustix::io::Result<()> {
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let root = rustix::fs::open("/", flags, Mode::empty())?;
+                let directory = Root::new(root).made_directory(path.as_os_str().as_bytes())?;
+                rustix::process::fchdir(directory)
+            };
+            made().map_err(|errno| refuse(errno.into()))
         }
         result => result.map_err(refuse),
     }

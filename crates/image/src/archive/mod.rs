@@ -4,6 +4,7 @@
 //! Nothing is unpacked. A directory is read through its file descriptor, an archive through an
 //! index of its members; a name that leads outside never leads to a file.
 
+mod decompressed;
 mod directory;
 mod docker;
 mod error;
@@ -18,6 +19,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
+pub use decompressed::decompressed;
 pub use error::{ArchiveError, Problem};
 pub(crate) use found::Found;
 

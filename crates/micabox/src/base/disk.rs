@@ -12,6 +12,7 @@ use micabox_overlay::lower::LowerKind;
 use micabox_vmm::MachineFile;
 use serde::{Deserialize, Serialize};
 
+use super::{is_wrapped, unwrap};
 use crate::Error;
 use crate::error::chain;
 use crate::jailed::{self, Inspect, Inspected};
@@ -27,9 +28,7 @@ const PAGE: u32 = 4096;
 
 /// Magic bytes of formats that can't be booted from: offset in bytes, magic, and the format's name
 /// in error messages.
-const OTHERS: [(u64, &[u8], &str); 11] = [
-    (0, b"QFI\xfb", "a qcow2 image"),
-    (0, b"KDMV", "a VMDK image"),
+const OTHERS: [(u64, &[u8], &str); 9] = [
     (0, b"# Disk Descrip", "a VMDK descriptor"),
     (0, b"vhdxfile", "a VHDX image"),
     (0, b"hsqs", "a squashfs image"),
@@ -65,6 +64,9 @@ pub struct RootDisk {
     /// Why the file can't be mapped into a machine, if it can't.
     #[serde(default)]
     pub(crate) unmapped: Option<String>,
+    /// The partition of the file that the filesystem is on, if the file is a disk with partitions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<u32>,
     /// When the file was changed last: seconds and nanoseconds since 1970-01-01 UTC.
     pub(crate) modified: (i64, i64),
 }
@@ -75,7 +77,7 @@ pub struct RootDisk {
 pub enum Format {
     /// ext4, ext3 or ext2.
     Ext4,
-    /// EROFS, uncompressed, in one file.
+    /// EROFS in one file.
     Erofs,
 }
 
@@ -91,9 +93,15 @@ pub enum DiskProblem {
     /// The file has contents of another kind.
     #[error("it is {0}")]
     Foreign(&'static str),
-    /// The file is a whole disk with a partition table.
-    #[error("it has a partition table ({0}), and only a filesystem can be a root")]
-    Partitioned(&'static str),
+    /// The file is a disk image of this kind, and can't be read for this reason.
+    #[error("it is {0}, and {1}")]
+    Image(String, String),
+    /// No partition of the disk can be the root, or it is not known which.
+    #[error("{0}")]
+    Partitions(String),
+    /// The root disk is in a disk image, and changes in place were requested.
+    #[error("it is a disk image, and not a filesystem that can be written to")]
+    InImage,
     /// The file holds neither an ext4 nor an EROFS filesystem.
     #[error("it holds neither an ext4 nor an EROFS filesystem")]
     Unknown,
@@ -125,6 +133,18 @@ impl RootDisk {
     /// # Errors
     /// [`Error::RootDisk`].
     pub fn open(path: &Path, in_place: bool) -> Result<OpenDisk, Error> {
+        Self::open_partition(path, in_place, None)
+    }
+
+    /// As [`RootDisk::open`]; of a disk with partitions, the one with this number is the root.
+    ///
+    /// # Errors
+    /// [`Error::RootDisk`].
+    pub fn open_partition(
+        path: &Path,
+        in_place: bool,
+        partition: Option<u32>,
+    ) -> Result<OpenDisk, Error> {
         let failed = |problem| Error::RootDisk {
             path: path.to_owned(),
             problem,
@@ -143,9 +163,22 @@ impl RootDisk {
             micabox_vmm::Error::File { why, .. } => unusable(&why),
             error => unusable(&error),
         })?;
+        let metadata = opened.file().metadata();
+        let metadata = metadata.map_err(|error| unusable(&error))?;
+        let (opened, partition) = match filesystem(opened.file()) {
+            Some(_) if partition.is_none() => (opened, None),
+            None if partition.is_none() && !is_wrapped(opened.file()) => {
+                return Err(failed(foreign(opened.file())));
+            }
+            _ if in_place => return Err(failed(DiskProblem::InImage)),
+            _ => {
+                let unwrapped = unwrap(opened.file(), &path, partition).map_err(failed)?;
+                let file = MachineFile::new(unwrapped.file, &path);
+                (file.map_err(|error| unusable(&error))?, unwrapped.partition)
+            }
+        };
         let file = opened.file();
-        let metadata = file.metadata().map_err(|error| unusable(&error))?;
-        let size = metadata.len();
+        let size = file.metadata().map_err(|error| unusable(&error))?.len();
         let mut disk = Self {
             path: path.clone(),
             format: Format::Erofs,
@@ -153,18 +186,13 @@ impl RootDisk {
             size,
             uuid: [0; 16],
             unmapped: None,
+            partition,
             modified: (metadata.mtime(), metadata.mtime_nsec()),
         };
-        if starts(
-            file,
-            SUPERBLOCK_OFFSET + 0x38,
-            &superblock::MAGIC.to_le_bytes(),
-        ) {
-            disk.look_at_ext4(file).map_err(failed)?;
-        } else if starts(file, EROFS_MAGIC_AT, &EROFS_MAGIC) {
-            disk.look_at_erofs(file).map_err(failed)?;
-        } else {
-            return Err(failed(foreign(file)));
+        match filesystem(file) {
+            Some(Format::Ext4) => disk.look_at_ext4(file).map_err(failed)?,
+            Some(Format::Erofs) => disk.look_at_erofs(file).map_err(failed)?,
+            None => return Err(failed(DiskProblem::Unknown)),
         }
         if !size.is_multiple_of(SECTOR) {
             let problem = format!("its {size} bytes are not a multiple of {SECTOR}");
@@ -215,6 +243,9 @@ impl RootDisk {
         if self.size < found.size {
             return Err(unusable("it is shorter than its superblock says"));
         }
+        if found.block_size != PAGE {
+            self.unmapped = Some("its block size is not 4096 bytes".into());
+        }
         self.uuid = found.uuid;
         Ok(())
     }
@@ -222,7 +253,7 @@ impl RootDisk {
     /// Inspects the file again. Fails if it is not the same filesystem, or, for a root that is not
     /// written to, if anything about the file has changed.
     pub(crate) fn reopen(&self) -> Result<OpenDisk, Error> {
-        let now = Self::open(&self.path, self.in_place)?;
+        let now = Self::open_partition(&self.path, self.in_place, self.partition)?;
         let is_same = if self.in_place {
             now.disk.uuid == self.uuid
         } else {
@@ -238,7 +269,7 @@ impl RootDisk {
     /// Finds the filesystem that this describes in a file that the user names. Format, size and
     /// UUID must agree; path and time may differ.
     pub(crate) fn found_at(&self, path: &Path) -> Result<OpenDisk, Error> {
-        let found = Self::open(path, false)?;
+        let found = Self::open_partition(path, false, self.partition)?;
         let identity = |disk: &Self| (disk.format, disk.size, disk.uuid);
         if identity(&found.disk) == identity(self) {
             Ok(found)
@@ -360,31 +391,38 @@ const EROFS_MAGIC_AT: u64 = 1024;
 const EROFS_MAGIC: [u8; 4] = 0xE0F5_E1E2_u32.to_le_bytes();
 
 /// Whether the file has `bytes` at `offset`.
-fn starts(file: &File, offset: u64, bytes: &[u8]) -> bool {
+pub(super) fn starts(file: &File, offset: u64, bytes: &[u8]) -> bool {
     let mut found = vec![0; bytes.len()];
     file.read_exact_at(&mut found, offset).is_ok() && found == bytes
 }
 
+/// Returns the filesystem that a file is, by its magic number. All else is read in the jail.
+pub(crate) fn filesystem(file: &File) -> Option<Format> {
+    let magic = superblock::MAGIC.to_le_bytes();
+    if starts(file, SUPERBLOCK_OFFSET + 0x38, &magic) {
+        Some(Format::Ext4)
+    } else if starts(file, EROFS_MAGIC_AT, &EROFS_MAGIC) {
+        Some(Format::Erofs)
+    } else {
+        None
+    }
+}
+
+/// Returns whether a file is an ext4 filesystem that was not unmounted.
+pub(super) fn is_dirty_ext4(file: &File) -> bool {
+    let mut bytes = [0; Superblock::SIZE];
+    filesystem(file) == Some(Format::Ext4)
+        && file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET).is_ok()
+        && is_dirty(&Superblock::decode(&bytes))
+}
+
 /// Returns why a file without a supported filesystem can't be a root.
 pub(crate) fn foreign(file: &File) -> DiskProblem {
-    if starts(file, SECTOR, b"EFI PART") || starts(file, 4096, b"EFI PART") {
-        return DiskProblem::Partitioned("GPT");
-    }
     let mut others = OTHERS.iter();
-    if let Some((_, _, name)) = others.find(|(offset, bytes, _)| starts(file, *offset, bytes)) {
-        return DiskProblem::Foreign(name);
+    match others.find(|(offset, bytes, _)| starts(file, *offset, bytes)) {
+        Some((_, _, name)) => DiskProblem::Foreign(name),
+        None => DiskProblem::Unknown,
     }
-    // Boot sectors of some filesystems end like a partition table, so at least one partition must
-    // have a type.
-    let types = (0..4).map(|index| 446 + 16 * index + 4);
-    let is_typed = |at: u64| {
-        let mut kind = [0];
-        file.read_exact_at(&mut kind, at).is_ok() && kind != [0]
-    };
-    if starts(file, 510, &[0x55, 0xaa]) && types.into_iter().any(is_typed) {
-        return DiskProblem::Partitioned("MBR");
-    }
-    DiskProblem::Unknown
 }
 
 impl From<Format> for micabox_wire::Format {
@@ -425,6 +463,7 @@ mod tests {
                 size: 0,
                 uuid: [0; 16],
                 unmapped: None,
+                partition: None,
                 modified: (0, 0),
             },
             file: file.unwrap(),

@@ -2,6 +2,7 @@
 
 mod disk;
 mod name;
+mod wrapped;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -14,9 +15,10 @@ use oci_spec::image::Config;
 use crate::plan::{Plan, Root, Transport};
 use crate::{Error, Record, Snapshot, image_files};
 
-pub(crate) use disk::{Claim, foreign, is_dirty};
+pub(crate) use disk::{Claim, filesystem, foreign, is_dirty};
 pub use disk::{DiskProblem, Format, OpenDisk, RootDisk};
 pub use name::{BaseName, ImageName};
+pub(crate) use wrapped::{is_wrapped, unwrap};
 
 /// What a sandbox is made from.
 #[derive(Clone, Debug)]

@@ -59,6 +59,17 @@ impl BaseName {
         }
     }
 
+    /// Returns what the base is, whatever it is called: the changes of one don't fit another.
+    pub(crate) fn identity(&self) -> String {
+        match self {
+            Self::Image(image) => image.digest.clone(),
+            Self::Disk(disk) | Self::DiskElsewhere { disk, .. } => {
+                let uuid = u128::from_be_bytes(disk.uuid);
+                format!("root disk {uuid:032x} of {} bytes", disk.size)
+            }
+        }
+    }
+
     /// Returns the name for another machine or user, whose files it must not name.
     pub(crate) fn elsewhere(self) -> Self {
         let was = self.to_string();

@@ -76,7 +76,9 @@ impl Start {
             };
             match self.attempt(self.store.shared()?, &*backend, plan, None, pooled, begun) {
                 // The pool had none left, or its machine has ended.
-                Err(Error::Boot(lost)) => debug!(error = %lost, "no machine from the pool"),
+                Err(Error::Boot(lost)) => {
+                    debug!(error = %lost, "no machine from the pool")
+                }
                 result => return result,
             }
         }
@@ -462,6 +464,7 @@ mod tests {
                 size: 16 << 20,
                 uuid: [1; 16],
                 unmapped: None,
+                partition: None,
                 modified: (0, 0),
             };
             let file = MachineFile::open(&path).unwrap();

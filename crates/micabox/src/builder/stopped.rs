@@ -91,7 +91,7 @@ impl Start {
     /// Opens the folder with the sandbox's changes. Later starts don't make it again.
     pub(super) fn open_folder(&self, path: &str, patience: Duration) -> Result<File, Error> {
         let make = self.resumed.is_none() || self.is_first;
-        upper::folder::open(Path::new(path), make, patience)
+        upper::folder::open(Path::new(path), &self.base.name(), make, patience)
     }
 
     /// Returns the file with the sandbox's changes or patches, and the disk's serial number; none if

@@ -73,7 +73,9 @@ impl Error {
             Self::ImageFile { source, .. } | Self::Disk { source, .. } => of_file(source),
             Self::UpperFolder { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound => Kind::NotFound,
-                io::ErrorKind::InvalidInput | io::ErrorKind::NotADirectory => Kind::Invalid,
+                io::ErrorKind::InvalidInput
+                | io::ErrorKind::InvalidData
+                | io::ErrorKind::NotADirectory => Kind::Invalid,
                 io::ErrorKind::Unsupported => Kind::Unsupported,
                 _ => of_io(source),
             },
@@ -159,7 +161,9 @@ impl Error {
             | Self::NotSaved { .. }
             | Self::Plan(_)
             | Self::Unlimited(_) => Kind::Unsupported,
-            Self::NotServed { .. } | Self::MountedChanges { .. } => Kind::Damaged,
+            Self::NotServed { .. } | Self::MountedChanges { .. } | Self::NotKeptAtEnd { .. } => {
+                Kind::Damaged
+            }
             Self::MachineNotStarted(_)
             | Self::Mount(_)
             | Self::NoGuest { .. }

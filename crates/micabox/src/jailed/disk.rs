@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::fd::OwnedFd;
 
-use micabox_erofs::{BLOCK_SIZE, Reader};
+use micabox_erofs::Description;
 use micabox_ext4::{Ext4, Options};
 use micabox_jail::Call;
 use micabox_overlay::export::{ExportError, Exported};
@@ -82,6 +82,8 @@ pub(crate) struct Inspected {
     pub(crate) uuid: [u8; 16],
     /// Bytes.
     pub(crate) size: u64,
+    /// Bytes of a block.
+    pub(crate) block_size: u32,
     /// Whether some of its files' bytes are on other devices.
     pub(crate) has_devices: bool,
 }
@@ -125,14 +127,16 @@ impl Call for Layer {
 
 impl Call for Look {
     const KIND: &'static str = "look";
-    type Reply = PathKind;
+    type Reply = (PathKind, Vec<u8>);
     type Error = Fault;
 
-    fn run(self, files: Vec<OwnedFd>) -> Result<PathKind, Fault> {
+    fn run(self, files: Vec<OwnedFd>) -> Result<Self::Reply, Fault> {
         let mut files = Files::new(files);
         let (disk, _) = upper(self.medium, files.next()?)?;
         let mut view = view(disk, self.lower, files)?;
-        view.path_kind(&self.path).map_err(Fault::asked)
+        let path = view.through_links(&self.path).map_err(Fault::asked)?;
+        let kind = view.path_kind(&path).map_err(Fault::asked)?;
+        Ok((kind, path))
     }
 }
 
@@ -210,11 +214,12 @@ impl Call for Inspect {
         let file = Files::new(files).next()?;
         Ok(match self.kind {
             LowerKind::Erofs => {
-                let reader = Reader::open(file).map_err(Fault::disk)?;
+                let image = Description::read(&file).map_err(Fault::disk)?;
                 Inspected {
-                    uuid: reader.uuid(),
-                    size: u64::from(reader.blocks()) * BLOCK_SIZE,
-                    has_devices: !reader.devices().is_empty(),
+                    uuid: image.uuid,
+                    size: image.size,
+                    block_size: image.block_size,
+                    has_devices: image.has_devices,
                 }
             }
             LowerKind::Ext4 => {
@@ -223,6 +228,7 @@ impl Call for Inspect {
                 Inspected {
                     uuid: disk.superblock().uuid,
                     size: statistics.blocks * u64::from(statistics.block_size),
+                    block_size: statistics.block_size,
                     has_devices: false,
                 }
             }

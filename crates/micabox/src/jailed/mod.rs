@@ -10,6 +10,7 @@
 //! |---|---|---|
 //! | [`disk`] | a disk for changes, an image or a root disk | for `diff`, `commit`, `cp`; patches; checks |
 //! | [`ext4`] | any ext4 filesystem | for `mica ext4` |
+//! | [`unwrap`] | a disk image, with or without partitions | the filesystem in it |
 //! | [`mounted`] | an image, a filesystem, a disk for changes, a folder's server | replies to the kernel, until it is unmounted |
 
 mod disk;
@@ -18,6 +19,7 @@ mod mounted;
 pub(crate) mod records;
 mod stream;
 mod unread;
+mod unwrap;
 
 use std::fs::File;
 use std::io;
@@ -33,6 +35,7 @@ pub(crate) use mounted::{Below, Serve, Shown};
 pub use stream::{Records, Stream};
 pub(crate) use unread::About;
 pub use unread::Unread;
+pub(crate) use unwrap::{NoFilesystem, Unwrap};
 
 /// All kinds of jobs.
 pub(crate) const KINDS: &[Kind] = &[
@@ -44,6 +47,7 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::parser::<Settle>(),
     Kind::parser::<Inspect>(),
     Kind::parser::<Serve>(),
+    Kind::parser::<Unwrap>(),
     Kind::parser::<ext4::List>(),
     Kind::parser::<ext4::Show>(),
     Kind::parser::<ext4::Read>(),

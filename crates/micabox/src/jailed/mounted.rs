@@ -85,6 +85,7 @@ impl Call for Serve {
         // Reported now, and not to the first program that reads the tree.
         below
             .root()
+            .and_then(|_| below.check_files())
             .map_err(|error| Fault::Below(error.to_string()))?;
         let merged = match disk {
             Some(disk) => {

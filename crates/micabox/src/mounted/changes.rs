@@ -20,7 +20,7 @@ use micabox_overlay::view::View;
 use micabox_owner::socket;
 use rustix::fs::syncfs;
 
-use super::{CONTROL, Found, Mounts, Pieces, ServedBy, layer};
+use super::{CONTROL, Found, Mounts, Pieces, ServedBy, TreeKind, layer};
 use crate::commit::commit_layer;
 use crate::jailed::Fault;
 use crate::upper::{Change, ChangesError, FrozenDisk, read_changes, write_changes};
@@ -181,7 +181,13 @@ impl Mounts {
     /// Returns the tree on a directory, which can be changed.
     fn changed(&self, place: &Path) -> Result<Found, Error> {
         let found = self.found(place)?;
-        if found.record.is_writable {
+        if found.record.kind == TreeKind::Memory {
+            Err(Error::MountedChanges {
+                place: place.to_owned(),
+                problem: "it is a filesystem in memory, and over nothing that it differs from"
+                    .to_owned(),
+            })
+        } else if found.record.is_writable {
             Ok(found)
         } else {
             Err(Error::MountedReadOnly(place.to_owned()))

@@ -8,13 +8,15 @@
 //! ```
 //!
 //! A tree is served by a process of its own ([`server`]) or by the kernel ([`kernel`]); then a process keeps
-//! its changes, if it can be changed ([`layer`]). Whether it is still
+//! its changes, if it can be changed ([`layer`]); a filesystem in memory by the process that mounts it
+//! ([`memory`]). Whether it is still
 //! mounted is read from the kernel's table: a record of what is neither served nor mounted, in this run of the
 //! machine, is removed by the first that sees it.
 
 mod changes;
 mod kernel;
 mod layer;
+mod memory;
 mod pieces;
 mod process;
 mod record;
@@ -36,6 +38,7 @@ use crate::{Error, Sandboxes};
 
 pub(crate) use changes::Changed;
 pub(crate) use layer::KIND as LAYER_KIND;
+pub use memory::MemoryRecord;
 pub(crate) use pieces::Pieces;
 pub use record::{MountRecord, ServedBy, TreeKind};
 pub(crate) use server::{KIND, Server};
@@ -46,8 +49,9 @@ const PREFIX: &str = "mount-";
 const LOCK: &str = "lock";
 const CONTROL: &str = "control";
 
-/// How long a server may take to end after its tree was unmounted.
+/// How long a server may take to end after its tree was unmounted, and one that saves what is in it.
 const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE_TO_SAVE: Duration = Duration::from_mins(10);
 
 /// Interval between looks at it.
 const POLL: Duration = Duration::from_millis(5);
@@ -120,7 +124,8 @@ impl Mounts {
     /// Unmounts the tree on a directory, however its server is, and removes what is left of it.
     ///
     /// # Errors
-    /// [`Error::NotMounted`]; [`Error::State`] if the kernel refuses.
+    /// [`Error::NotMounted`]; [`Error::State`] if the kernel refuses; [`Error::NotKeptAtEnd`] if it is
+    /// unmounted, and what was in it could not be saved.
     pub fn unmount(&self, place: &Path) -> Result<Unmounted, Error> {
         let found = self.find(place)?;
         let found = found.ok_or_else(|| Error::NotMounted(place.to_owned()))?;
@@ -136,12 +141,27 @@ impl Mounts {
                 Unmounted::InUse
             }
         };
-        let deadline = Instant::now() + PATIENCE;
-        while how == Unmounted::Gone && self.is_left(&found.directory)? && Instant::now() < deadline
-        {
-            std::thread::sleep(POLL);
+        if how == Unmounted::Gone {
+            let problem = wait_for_end(&found);
+            self.tidy()?;
+            if let Some(problem) = problem {
+                return Err(Error::NotKeptAtEnd {
+                    place: found.record.place,
+                    problem,
+                });
+            }
         }
         Ok(how)
+    }
+
+    /// Returns the tree whose record, and lease in the store, has this name.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn named(&self, name: &str) -> Result<Option<MountRecord>, Error> {
+        let mut found = self.scan()?.into_iter();
+        let found = found.find(|found| found.directory.ends_with(name));
+        Ok(found.map(|found| found.record))
     }
 
     /// Removes what is left of trees that are not mounted any more, so that they don't keep images in use.
@@ -150,11 +170,6 @@ impl Mounts {
     /// [`Error::State`].
     pub fn tidy(&self) -> Result<(), Error> {
         self.scan().map(drop)
-    }
-
-    fn is_left(&self, directory: &Path) -> Result<bool, Error> {
-        let found = self.scan()?;
-        Ok(found.iter().any(|found| found.directory == directory))
     }
 
     fn scan(&self) -> Result<Vec<Found>, Error> {
@@ -201,6 +216,20 @@ impl Mounts {
         found.sort_by_key(|found| found.mounted);
         Ok(found)
     }
+}
+
+/// Waits for the end of the process of a tree that was unmounted. Returns what it could not do.
+fn wait_for_end(found: &Found) -> Option<String> {
+    let patience = match found.record.kind {
+        TreeKind::Memory => PATIENCE_TO_SAVE,
+        _ => PATIENCE,
+    };
+    let deadline = Instant::now() + patience;
+    let lock = found.directory.join(LOCK);
+    while matches!(Lock::attempt(&lock), Ok(None)) && Instant::now() < deadline {
+        std::thread::sleep(POLL);
+    }
+    MountRecord::read(&found.directory)?.problem
 }
 
 /// Returns a path without links, also if nothing answers at its end.

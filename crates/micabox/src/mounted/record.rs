@@ -34,6 +34,9 @@ pub struct MountRecord {
     pub base: Option<BaseName>,
     /// The process that answers for it, or keeps the changes where the kernel does; none if there are none.
     pub process: Option<ProcessId>,
+    /// What that process could not do once it was unmounted, in its user's words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) problem: Option<String>,
     pub(super) helper: bool,
     /// This run of the machine.
     pub(super) boot: String,
@@ -55,6 +58,8 @@ pub enum TreeKind {
     File,
     /// A directory of this machine.
     Directory,
+    /// A filesystem in memory.
+    Memory,
 }
 
 /// What serves a mounted tree.
@@ -63,7 +68,7 @@ pub enum TreeKind {
 pub enum ServedBy {
     /// The kernel's own EROFS, and overlay.
     Kernel,
-    /// A jailed process of this program, over FUSE.
+    /// A process of this program, over FUSE; a jailed one, unless it is a filesystem in memory.
     Fuse,
 }
 

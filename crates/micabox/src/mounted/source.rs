@@ -3,13 +3,14 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use micabox_overlay::lower::LowerKind;
 use rustix::fs::{Mode, OFlags};
 
 use super::TreeKind;
+use crate::base::{self, Format};
 use crate::jailed::Below;
 use crate::snapshot::memory;
 use crate::{
@@ -173,25 +174,20 @@ fn open_file(path: &Path) -> Result<Files, Error> {
         .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
         .open(path)
         .map_err(|error| failed(DiskProblem::Unusable(error.to_string())))?;
+    let file = match base::filesystem(&file) {
+        Some(_) => file,
+        None if base::is_wrapped(&file) => base::unwrap(&file, path, None).map_err(failed)?.file,
+        None => return Err(failed(base::foreign(&file))),
+    };
+    let format = match base::filesystem(&file) {
+        Some(Format::Ext4) => LowerKind::Ext4,
+        Some(Format::Erofs) => LowerKind::Erofs,
+        None => return Err(failed(DiskProblem::Unknown)),
+    };
     Ok(Files {
         base: None,
         disk: None,
-        format: Below::Filesystem(format_of(&file).map_err(failed)?),
+        format: Below::Filesystem(format),
         below: vec![file],
     })
-}
-
-/// Tells a filesystem by its magic number. All else is read in the jail.
-fn format_of(file: &File) -> Result<LowerKind, DiskProblem> {
-    const EXT4: (u64, [u8; 2]) = (1024 + 0x38, [0x53, 0xef]);
-    const EROFS: (u64, [u8; 4]) = (1024, [0xe2, 0xe1, 0xf5, 0xe0]);
-    let mut ext4 = [0; 2];
-    let mut erofs = [0; 4];
-    if file.read_exact_at(&mut erofs, EROFS.0).is_ok() && erofs == EROFS.1 {
-        Ok(LowerKind::Erofs)
-    } else if file.read_exact_at(&mut ext4, EXT4.0).is_ok() && ext4 == EXT4.1 {
-        Ok(LowerKind::Ext4)
-    } else {
-        Err(crate::base::foreign(file))
-    }
 }

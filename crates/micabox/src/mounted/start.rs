@@ -102,9 +102,9 @@ impl Drop for Ours {
 }
 
 /// A directory for a record, which is removed unless the tree is mounted.
-struct Claimed {
-    path: PathBuf,
-    lock: Option<Lock>,
+pub(super) struct Claimed {
+    pub(super) path: PathBuf,
+    pub(super) lock: Option<Lock>,
 }
 
 impl Drop for Claimed {
@@ -153,6 +153,7 @@ impl Mounts {
             created: now().0,
             base: None,
             process: None,
+            problem: None,
             helper: false,
             boot: boot(),
             device: None,
@@ -308,12 +309,12 @@ impl Mounts {
         record.base = base;
         // In namespaces of its own, a process can't hand on a directory that it opened outside.
         let only_own = options.only_own && format != Below::Folder;
-        let manner = Manner::possible(&record.place, only_own)?;
         let shown = Shown::Tree {
             is_read_only: !options.is_writable,
         };
+        let place = Place::mount(&record.place, only_own, shown)?;
+        let manner = place.manner();
         record.helper = manner == Manner::Helper;
-        let place = Place::mount(&record.place, manner, shown)?;
         let undo = Undo(Some(&place));
         let channels = place.channels()?;
         let serve = Serve {
@@ -380,7 +381,7 @@ impl Mounts {
     }
 
     /// Makes a directory for a record, and locks it.
-    fn claim(&self) -> Result<Claimed, Error> {
+    pub(super) fn claim(&self) -> Result<Claimed, Error> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| Error::System {
             what: "choosing an ID",
@@ -444,7 +445,7 @@ impl Drop for Undo<'_> {
 }
 
 /// Adds the device of what was mounted to a record.
-fn with_device(record: &mut MountRecord) -> io::Result<()> {
+pub(super) fn with_device(record: &mut MountRecord) -> io::Result<()> {
     let device = table::device_at(&record.place)?;
     record.device = Some(device.ok_or(io::ErrorKind::NotFound)?);
     Ok(())
@@ -470,7 +471,7 @@ fn directory(path: &Path) -> Result<PathBuf, Error> {
     Ok(found.path().to_owned())
 }
 
-fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+pub(super) fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::State { what, path, source }
 }

@@ -15,7 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::Error;
+use crate::{BaseName, Error};
 
 /// The name of the virtio-fs device.
 pub(crate) const TAG: &str = "upper";
@@ -31,25 +31,46 @@ const RENAMED: &CStr = c".check.new";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The attribute of a folder with a mounted tree's changes: the image that they are over. Only root sees it.
-const IMAGE: &CStr = c"trusted.micabox.image";
+const TREES_IMAGE: &CStr = c"trusted.micabox.image";
+
+/// The same of a sandbox's changes: its base. No attribute that a guest sets gets this name outside.
+const BASE: &CStr = c"user.micabox.user.base";
 
 /// Interval between attempts to lock.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Opens the folder at `path` for a sandbox, which alone may use it while the file or a copy of it is
-/// open. A missing one is made if `make` and its parent exists. Waits for `patience` if another sandbox
-/// uses it.
+/// Opens the folder at `path` for a sandbox of this base, which alone may use it while the file or a copy
+/// of it is open. A missing one is made if `make` and its parent exists. Waits for `patience` if another
+/// sandbox uses it. Changes of another base are refused; of what an older version has made, none is known.
 ///
 /// # Errors
 /// [`Error::UpperFolder`], [`Error::UpperInUse`].
-pub(crate) fn open(path: &Path, make: bool, patience: Duration) -> Result<File, Error> {
+pub(crate) fn open(
+    path: &Path,
+    base: &BaseName,
+    make: bool,
+    patience: Duration,
+) -> Result<File, Error> {
     let folder = open_any(path, make, patience)?;
-    match image_of(&folder).map_err(failed(path))? {
-        None => Ok(folder),
-        Some(_) => Err(failed(path)(invalid(
-            "it has the changes of a mounted tree, with other owners",
-        ))),
-    }
+    let checked = || -> io::Result<()> {
+        if attribute(&folder, TREES_IMAGE)?.is_some() {
+            let why = "it has the changes of a mounted tree, with other owners";
+            return Err(invalid(why));
+        }
+        let base = base.identity();
+        match attribute(&folder, BASE)? {
+            Some(known) if known == base.as_bytes() => Ok(()),
+            Some(known) if has_changes(&folder)? => Err(of_another(&known)),
+            _ => Ok(fsetxattr(
+                &folder,
+                BASE,
+                base.as_bytes(),
+                XattrFlags::empty(),
+            )?),
+        }
+    };
+    checked().map_err(failed(path))?;
+    Ok(folder)
 }
 
 /// Opens the folder at `path` for the kernel's overlay over an image, as [`open`] does for a sandbox. What
@@ -60,21 +81,15 @@ pub(crate) fn open(path: &Path, make: bool, patience: Duration) -> Result<File, 
 pub(crate) fn open_for_tree(path: &Path, image: &Digest) -> Result<File, Error> {
     let folder = open_any(path, true, PATIENCE)?;
     let checked = || -> io::Result<()> {
-        let is_new = match statat(&folder, DIRECTORIES[0], AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => true,
-            found => found.map(|_| false)?,
-        };
         let image = image.to_string();
-        match image_of(&folder)? {
+        match attribute(&folder, TREES_IMAGE)? {
             Some(known) if known == image.as_bytes() => Ok(()),
-            _ if is_new => {
-                fsetxattr(&folder, IMAGE, image.as_bytes(), XattrFlags::empty())?;
+            _ if !has_changes(&folder)? => {
+                let image = image.as_bytes();
+                fsetxattr(&folder, TREES_IMAGE, image, XattrFlags::empty())?;
                 Ok(())
             }
-            Some(known) => Err(invalid(format!(
-                "it has changes of another image, {}",
-                known.escape_ascii()
-            ))),
+            Some(known) => Err(of_another(&known)),
             None => Err(invalid("it has the changes of a sandbox")),
         }
     };
@@ -82,10 +97,21 @@ pub(crate) fn open_for_tree(path: &Path, image: &Digest) -> Result<File, Error> 
     Ok(folder)
 }
 
-/// Returns the image that changes in a folder are over, if they are a mounted tree's.
-fn image_of(folder: &File) -> io::Result<Option<Vec<u8>>> {
+fn has_changes(folder: &File) -> io::Result<bool> {
+    match statat(folder, DIRECTORIES[0], AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => Ok(false),
+        found => Ok(found.map(|_| true)?),
+    }
+}
+
+fn of_another(known: &[u8]) -> io::Error {
+    let why = format!("it has changes of another image, {}", known.escape_ascii());
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+fn attribute(folder: &File, name: &CStr) -> io::Result<Option<Vec<u8>>> {
     let mut value = vec![0; 256];
-    match fgetxattr(folder, IMAGE, value.as_mut_slice()) {
+    match fgetxattr(folder, name, value.as_mut_slice()) {
         Ok(length) => {
             value.truncate(length);
             Ok(Some(value))
@@ -116,17 +142,24 @@ fn open_any(path: &Path, make: bool, patience: Duration) -> Result<File, Error> 
     Ok(folder)
 }
 
-/// Opens the folder at `path` for reading. Unless a sandbox that is frozen uses it, no sandbox may while
-/// the file or a copy of it is open.
+/// Opens the folder at `path` for reading the changes of a base. Unless a sandbox that is frozen uses it, no
+/// sandbox may while the file or a copy of it is open.
 ///
 /// # Errors
 /// As [`open`].
-pub(super) fn open_for_reading(path: &Path, is_frozen: bool) -> Result<File, Error> {
+pub(super) fn open_for_reading(
+    path: &Path,
+    base: &BaseName,
+    is_frozen: bool,
+) -> Result<File, Error> {
     let folder = open_directory(path).map_err(failed(path))?;
     if !is_frozen {
         lock(&folder, path, File::try_lock_shared, PATIENCE)?;
     }
-    Ok(folder)
+    match attribute(&folder, BASE).map_err(failed(path))? {
+        Some(known) if known != base.identity().as_bytes() => Err(failed(path)(of_another(&known))),
+        _ => Ok(folder),
+    }
 }
 
 fn lock(
@@ -240,6 +273,22 @@ fn check_filesystem(folder: &File) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    fn image(digit: char) -> BaseName {
+        BaseName::Image(crate::ImageName {
+            reference: Some("debian:12".into()),
+            digest: format!("sha256:{}", String::from(digit).repeat(64)),
+            trim: crate::Trim::default(),
+        })
+    }
+
+    fn open(path: &Path, make: bool, patience: Duration) -> Result<File, Error> {
+        super::open(path, &image('a'), make, patience)
+    }
+
+    fn open_for_reading(path: &Path, is_frozen: bool) -> Result<File, Error> {
+        super::open_for_reading(path, &image('a'), is_frozen)
+    }
+
     fn names(path: &Path) -> Vec<std::ffi::OsString> {
         let entries = fs::read_dir(path).unwrap();
         entries.map(|entry| entry.unwrap().file_name()).collect()
@@ -289,5 +338,33 @@ mod tests {
         assert!(problem().contains("`notes` in it is not a sandbox's"));
         let relative = open(Path::new("relative"), true, Duration::ZERO);
         assert!(relative.unwrap_err().to_string().contains("not absolute"));
+    }
+
+    #[test]
+    fn a_folder_with_the_changes_of_another_image_is_refused() {
+        let above = tempfile::tempdir().unwrap();
+        let path = above.path();
+        let open = |digit| super::open(path, &image(digit), true, Duration::ZERO).map(drop);
+        let read = |digit| super::open_for_reading(path, &image(digit), false).map(drop);
+        // Without changes it is for any image.
+        open('a').unwrap();
+        open('b').unwrap();
+        fs::create_dir(path.join("upper")).unwrap();
+        open('b').unwrap();
+        read('b').unwrap();
+        for refused in [open('a'), read('a')] {
+            let error = refused.unwrap_err();
+            let why = std::error::Error::source(&error).map(ToString::to_string);
+            let said = format!("{error}: {}", why.unwrap_or_default());
+            assert!(
+                said.contains("it has changes of another image, sha256:bbb"),
+                "{said}"
+            );
+        }
+        // One of an older version has no record, and gets one.
+        fremovexattr(File::open(path).unwrap(), BASE).unwrap();
+        read('a').unwrap();
+        open('a').unwrap();
+        open('b').unwrap_err();
     }
 }

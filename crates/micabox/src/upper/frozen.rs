@@ -16,7 +16,7 @@ use crate::freeze::{Frozen, Problem, freeze};
 use crate::held::Held;
 use crate::jailed::{self, About, Layer, Notes, Stream, Unread, length};
 use crate::state::{Directory, Found};
-use crate::{Base, Error, SandboxRef};
+use crate::{Base, BaseName, Error, SandboxRef};
 
 /// How long a freeze may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -209,7 +209,7 @@ impl SandboxRef {
     pub fn frozen_disk(&self) -> Result<FrozenDisk, Error> {
         let Found { record, path } = self.directory().find(self.id())?;
         if let Upper::Folder { path } = &record.upper {
-            return self.frozen_folder(path.as_ref());
+            return self.frozen_folder(path.as_ref(), &record.base);
         }
         record.disk_size()?;
         if !record.status.is_live() {
@@ -226,10 +226,10 @@ impl SandboxRef {
         })
     }
 
-    fn frozen_folder(&self, path: &Path) -> Result<FrozenDisk, Error> {
+    fn frozen_folder(&self, path: &Path, base: &BaseName) -> Result<FrozenDisk, Error> {
         let frozen = self.directory().freeze(self.id())?;
         let held = frozen.map(Held::new).transpose().map_err(copying(path))?;
-        let folder = folder::open_for_reading(path, held.is_some())?;
+        let folder = folder::open_for_reading(path, base, held.is_some())?;
         Ok(FrozenDisk {
             path: path.to_owned(),
             changes: Changes::Folder {

@@ -135,7 +135,7 @@ fn populate(volume: &Volume, disk: &MachineFile, base: &Base, target: &[u8]) -> 
     };
     let first = changes.try_clone().map_err(|error| about.disk(error))?;
     match jailed::call(&look, first, below, 0) {
-        Ok(PathKind::Directory) => {}
+        Ok((PathKind::Directory, _)) => {}
         Ok(_) => return Ok(()),
         Err(error) => return Err(about.error(error)),
     }

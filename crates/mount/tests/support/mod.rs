@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
-use micabox_mount::{Cache, Error, Filesystem, Limits, Manner, Place, Shown, Tree, Usage};
+use micabox_mount::{Cache, Error, Filesystem, Limits, Place, Shown, Tree, Usage};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
@@ -48,8 +48,8 @@ impl Memory {
     ) -> Self {
         let directory = TempDir::new().unwrap();
         let files = Arc::new(files);
-        let place =
-            Arc::new(Place::mount(directory.path(), Manner::Kernel, Shown::Memory).unwrap());
+        let shown = Shown::Memory { is_foreign: false };
+        let place = Arc::new(Place::mount(directory.path(), false, shown).unwrap());
         let server = {
             let (files, channels) = (Arc::clone(&files), place.channels().unwrap());
             spawn(move || tree(&files).serve(channels))

@@ -189,6 +189,14 @@ impl<D: BlockDevice> Edit<D> {
         Ok(())
     }
 
+    /// Returns where a path leads ([`View::through_links`]).
+    ///
+    /// # Errors
+    /// [`Problem`].
+    pub fn through_links(&mut self, path: &[u8]) -> Result<Vec<u8>> {
+        Ok(self.view.through_links(path)?)
+    }
+
     /// Returns whether there is a directory at `path`; a symbolic link to one doesn't count.
     /// Missing parents of `path` are made.
     ///

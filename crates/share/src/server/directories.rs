@@ -47,7 +47,7 @@ impl Server {
     fn directory(&self, node: u64) -> Result<OwnedFd, Errno> {
         let place = self.nodes.get(node)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        self.with_room(|| openat(CWD, path(&place), flags, Mode::empty()))
+        openat(CWD, path(&place), flags, Mode::empty())
     }
 
     /// Returns an open directory: the one of this number, or one that is opened for this request alone.

@@ -21,7 +21,7 @@ use micabox_fuse::opcode;
 use rustix::io::Errno;
 
 use crate::handles::Handles;
-use crate::nodes::{Nodes, ROOT};
+use crate::nodes::{Nodes, ROOT, is_shortage};
 use crate::shown::Validity;
 use crate::versions::Table;
 use changes::Changes;
@@ -154,7 +154,11 @@ impl Server {
                 let _ = request.forgotten(|node, lookups| self.forget_file(node, lookups));
                 return None;
             }
-            _ => self.serve(&request, &mut reply),
+            // What failed for want of a descriptor has left nothing, and is tried once more.
+            _ => self.with_room(|| {
+                reply = Reply::new();
+                self.serve(&request, &mut reply)
+            }),
         };
         Some(reply.finish(request.unique, done.err()))
     }
@@ -267,11 +271,11 @@ impl Server {
         self.changes.is_some()
     }
 
-    /// Opens something, and once more with fewer places held open if the process has too many
+    /// Does something that opens files, and once more with fewer places held open if there are too many
     /// descriptors.
-    fn with_room<T>(&self, open: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    fn with_room<T>(&self, mut open: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
         match open() {
-            Err(Errno::MFILE) => {
+            Err(error) if is_shortage(error) => {
                 self.nodes.make_room();
                 open()
             }

@@ -28,7 +28,7 @@ impl Server {
     pub(super) fn look_up(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
         let mut body = request.body;
         let name = body.name()?;
-        match self.with_room(|| self.nodes.look_up(request.node, name)) {
+        match self.nodes.look_up(request.node, name) {
             Ok(found) => self.tell(request, &found, reply),
             Err(Errno::NOENT) => {
                 self.nodes.untell(request.node, name);
@@ -64,8 +64,7 @@ impl Server {
         let (name, target) = (body.name()?, body.text()?);
         let directory = self.nodes.get(request.node)?;
         symlinkat(target, &*directory, name)?;
-        let found = self.made(request, name, FileType::Symlink, &New::plain(0o777))?;
-        self.tell(request, &found, reply)
+        self.made(request, name, FileType::Symlink, &New::plain(0o777), reply)
     }
 
     pub(super) fn make_node(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
@@ -86,8 +85,7 @@ impl Server {
         let number = rustix::fs::makedev(major, minor);
         let new = self.new_file(&directory, mode, umask, false)?;
         mknodat(&*directory, name, kind, plain(new.mode), number)?;
-        let found = self.made(request, name, kind, &new)?;
-        self.tell(request, &found, reply)
+        self.made(request, name, kind, &new, reply)
     }
 
     pub(super) fn make_directory(
@@ -101,21 +99,51 @@ impl Server {
         let directory = self.nodes.get(request.node)?;
         let new = self.new_file(&directory, mode, umask, true)?;
         mkdirat(&*directory, name, plain(new.mode))?;
-        let found = self.made(request, name, FileType::Directory, &new)?;
-        self.tell(request, &found, reply)
+        self.made(request, name, FileType::Directory, &new, reply)
     }
 
-    /// Finds what was just made, and makes it belong to whom asked for it.
+    /// Tells of what was just made, once it belongs to whom asked for it. If that fails, it goes.
     fn made(
         &self,
         request: &Request<'_>,
         name: &CStr,
         kind: FileType,
         new: &New,
-    ) -> Result<Found, Errno> {
-        let found = self.nodes.look_up(request.node, name)?;
-        self.give(request, &found.file, &found.stat, kind, new)?;
-        Ok(found)
+        reply: &mut Reply,
+    ) -> Result<(), Errno> {
+        self.tell_new(request, name, kind, reply, |found| {
+            self.give(request, &found.file, &found.stat, kind, new)
+        })
+    }
+
+    /// Tells of an entry that was just made, after `prepare`. If that fails, the entry goes, as the guest is
+    /// told that there is none.
+    fn tell_new(
+        &self,
+        request: &Request<'_>,
+        name: &CStr,
+        kind: FileType,
+        reply: &mut Reply,
+        prepare: impl FnOnce(&Found) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let directory = self.nodes.get(request.node)?;
+        let told = self.nodes.look_up(request.node, name).and_then(|found| {
+            let told = prepare(&found).and_then(|()| self.tell(request, &found, reply));
+            if told.is_err() {
+                self.nodes.forget(found.node, 1);
+            }
+            told
+        });
+        if told.is_err() {
+            let flags = match kind {
+                FileType::Directory => AtFlags::REMOVEDIR,
+                _ => AtFlags::empty(),
+            };
+            // The reason why it can't be told of is the better one.
+            let _ = unlinkat(&*directory, name, flags);
+            self.nodes.untell(request.node, name);
+        }
+        told
     }
 
     /// Makes a new file belong to whom asked for it.
@@ -166,17 +194,22 @@ impl Server {
         // Never opens what is there already, which may be a link or a FIFO.
         let flags = super::contents::usable(how) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let new = self.new_file(&directory, mode, umask, false)?;
-        let made = self.with_room(|| openat(&*directory, name, flags, plain(new.mode)));
-        let (found, file) = match made {
-            Ok(file) => (self.made(request, name, FileType::RegularFile, &new)?, file),
+        let file = match openat(&*directory, name, flags, plain(new.mode)) {
+            Ok(file) => {
+                self.made(request, name, FileType::RegularFile, &new, reply)?;
+                file
+            }
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
                 let found = self.nodes.look_up(request.node, name)?;
-                let file = self.open_node(found.node, asked)?;
-                (found, file)
+                let opened = self.open_node(found.node, asked);
+                let opened = opened.and_then(|file| {
+                    self.tell(request, &found, reply)?;
+                    Ok(file)
+                });
+                opened.inspect_err(|_| _ = self.nodes.forget(found.node, 1))?
             }
             Err(error) => return Err(error),
         };
-        self.tell(request, &found, reply)?;
         if needs_handle {
             self.opened(file, 0, reply);
         } else {
@@ -198,7 +231,7 @@ impl Server {
         let directory = self.nodes.get(request.node)?;
         let flags = super::contents::usable(asked) | OFlags::TMPFILE | (asked & OFlags::EXCL);
         let new = self.new_file(&directory, mode, umask, false)?;
-        let file = self.with_room(|| openat(CWD, path(&directory), flags, plain(new.mode)))?;
+        let file = openat(CWD, path(&directory), flags, plain(new.mode))?;
         let place = openat(
             CWD,
             path(&file),
@@ -221,14 +254,15 @@ impl Server {
         let directory = self.nodes.get(request.node)?;
         // Follows the descriptor's own link, to the file itself.
         linkat(CWD, path(&file), &*directory, name, AtFlags::SYMLINK_FOLLOW)?;
-        self.tell(request, &self.nodes.look_up(request.node, name)?, reply)
+        let kind = self.nodes.kind(node)?;
+        self.tell_new(request, name, kind, reply, |_| Ok(()))
     }
 
     pub(super) fn remove(&self, request: &Request<'_>, is_directory: bool) -> Result<(), Errno> {
         let mut body = request.body;
         let name = body.name()?;
         let directory = self.nodes.get(request.node)?;
-        self.nodes.pin(request.node, name);
+        self.nodes.pin(request.node, name)?;
         let flags = if is_directory {
             AtFlags::REMOVEDIR
         } else {
@@ -253,11 +287,11 @@ impl Server {
         let (name, new_name) = two_names(&mut body)?;
         let directories: [Arc<OwnedFd>; 2] = [self.nodes.get(request.node)?, self.nodes.get(to)?];
         let [from, into] = &directories;
-        self.nodes.pin(to, new_name);
+        self.nodes.pin(to, new_name)?;
         renameat_with(&**from, name, &**into, new_name, flags)?;
-        let mut is_known = self.nodes.moved(to, new_name);
+        let mut is_known = self.with_room(|| self.nodes.moved(to, new_name));
         if flags.contains(RenameFlags::EXCHANGE) {
-            is_known = is_known.and(self.nodes.moved(request.node, name));
+            is_known = is_known.and(self.with_room(|| self.nodes.moved(request.node, name)));
         }
         if is_known.is_err() {
             // Something else has changed it meanwhile.

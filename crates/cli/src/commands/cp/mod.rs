@@ -1,14 +1,17 @@
 //! `mica cp`
 
-use std::ffi::OsStr;
-use std::fs;
+use std::convert::Infallible;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use micabox::{PathKind, SandboxRef};
+use micabox::{Error, PathKind, SandboxRef, Sandboxes};
+use micabox_image::decompressed;
 use micabox_overlay::host::{Place, pack, place, unpack};
+use micabox_overlay::through_links;
 
 use crate::commands::notes;
 use crate::failure::Failure;
@@ -18,9 +21,10 @@ use crate::{Outcome, output, settings};
 /// Copy files and directories into a sandbox, or out of one
 ///
 /// As with Docker: into an existing directory the copy goes inside, and DIRECTORY/. means its
-/// contents. Files copied in belong to root, files copied out to the user who copies. Times,
-/// permissions, holes and user attributes are kept. Missing parent directories in the sandbox are
-/// made.
+/// contents; a path in a sandbox begins at its root, with or without a slash; what a symbolic link leads
+/// to is written, also if that is not there yet. Files copied in belong to root, files copied out to the
+/// user who copies. Times, permissions, holes and user attributes are kept. Missing parent directories in
+/// the sandbox are made.
 ///
 /// In a running sandbox, its agent reads and writes what programs inside see. Of a stopped one, the
 /// disk is read and written directly; nothing is mounted.
@@ -38,7 +42,7 @@ pub struct Args {
     #[arg(short = 'L', long)]
     follow_link: bool,
 
-    /// The source; - unpacks an uncompressed archive from stdin
+    /// The source; - unpacks an archive from stdin, which may be compressed with gzip or zstd
     #[arg(value_name = "FROM")]
     from: String,
 
@@ -51,35 +55,41 @@ pub struct Args {
 pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     match (inside(&args.from), inside(&args.to)) {
-        (None, Some((name, path))) => copy_in(args, &sandboxes.get(name)?, path),
-        (Some((name, path)), None) => copy_out(args, &sandboxes.get(name)?, name, path),
+        (None, Some((name, path))) => copy_in(args, &found(&sandboxes, name)?, &path),
+        (Some((name, path)), None) => copy_out(args, &found(&sandboxes, name)?, name, &path),
         _ => Err(
-            Failure::new("one path must be in a sandbox, and the other on the host").hint(
-                "write SANDBOX:/absolute/path, and ./name for a host file with a colon in its name",
-            ),
+            Failure::new("one path must be in a sandbox, and the other on the host")
+                .hint("write SANDBOX:PATH, and ./name for a host file with a colon in its name"),
         ),
     }
 }
 
-/// Splits `SANDBOX:/PATH`; None for a path of the host.
-fn inside(name: &str) -> Option<(&str, &str)> {
+/// Splits `SANDBOX:PATH`, whose path begins at the sandbox's root; None for a path of the host, which is one
+/// with a slash or a dot before its first colon, as with Docker.
+fn inside(name: &str) -> Option<(&str, String)> {
     let (sandbox, path) = name.split_once(':')?;
-    let is_inside = !sandbox.is_empty() && !sandbox.contains('/') && path.starts_with('/');
-    is_inside.then_some((sandbox, path))
+    let is_inside = !sandbox.is_empty() && !sandbox.contains('/') && !sandbox.starts_with('.');
+    is_inside.then(|| (sandbox, format!("/{}", path.trim_start_matches('/'))))
+}
+
+fn found(sandboxes: &Sandboxes, name: &str) -> Result<SandboxRef, Failure> {
+    sandboxes.get(name).map_err(|error| match error {
+        Error::NoSuchSandbox(_) => Failure::from(error).hint(
+            "`mica ps -a` lists all sandboxes; ./name is a host file with a colon in its name",
+        ),
+        error => error.into(),
+    })
 }
 
 fn copy_in(args: &Args, sandbox: &SandboxRef, path: &str) -> Outcome {
-    let kind = sandbox.path_kind(path.as_bytes())?;
+    let (kind, leads_to) = sandbox.leads_to(path.as_bytes())?;
     if args.from == "-" {
         if kind != PathKind::Directory {
             let message = format!("cannot unpack into `{}`: not a directory", path);
             return Err(Failure::new(message)
                 .hint("an archive is unpacked into a directory of the sandbox"));
         }
-        let stdin = io::stdin().as_fd().try_clone_to_owned();
-        let stdin = stdin.map_err(|error| Failure::of(&error).context("reading stdin"))?;
-        notes::print_left_out(&sandbox.write_archive(path.as_bytes(), stdin)?);
-        return Ok(0);
+        return unpack_stdin(sandbox, path);
     }
     let from = Path::new(&args.from);
     let reading =
@@ -103,7 +113,7 @@ fn copy_in(args: &Args, sandbox: &SandboxRef, path: &str) -> Outcome {
         is_directory,
         contents(&args.from),
         named.as_bytes(),
-        path.as_bytes(),
+        &leads_to,
         kind,
     )
     .map_err(Failure::new)?;
@@ -131,6 +141,31 @@ fn copy_in(args: &Args, sandbox: &SandboxRef, path: &str) -> Outcome {
     })
 }
 
+/// Unpacks an archive on stdin below a directory of the sandbox.
+fn unpack_stdin(sandbox: &SandboxRef, path: &str) -> Outcome {
+    let reading = |error: io::Error| Failure::of(&error).context("reading stdin");
+    let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(reading)?;
+    let mut archive = decompressed(File::from(stdin)).map_err(reading)?;
+    let (read_end, mut write_end) = io::pipe().map_err(reading)?;
+    // The sandbox is asked by another thread: this one ends with its last byte, or when nothing reads any more.
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| sandbox.write_archive(path.as_bytes(), read_end.into()));
+        let read = io::copy(&mut archive, &mut write_end);
+        drop(write_end);
+        let written = writing
+            .join()
+            .map_err(|_| Failure::new("the thread that asks the sandbox died"))?;
+        match read {
+            // An archive that is cut off has its reason here.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(reading(error)),
+            _ => {
+                notes::print_left_out(&written?);
+                Ok(0)
+            }
+        }
+    })
+}
+
 fn copy_out(args: &Args, sandbox: &SandboxRef, name: &str, path: &str) -> Outcome {
     let read = |name: &[u8]| sandbox.read_archive(path.as_bytes(), args.follow_link, name);
     let base = path.trim_end_matches("/.").trim_end_matches('/');
@@ -149,7 +184,13 @@ fn copy_out(args: &Args, sandbox: &SandboxRef, name: &str, path: &str) -> Outcom
         }
         return Ok(0);
     }
-    let to = Path::new(&args.to);
+    // What a link leads to is written, as inside.
+    let leads_to = through_links(args.to.as_bytes(), |path| {
+        let target = fs::read_link(OsStr::from_bytes(path)).ok();
+        Ok::<_, Infallible>(target.map(|target| target.into_os_string().into_vec()))
+    });
+    let to = leads_to.map_or_else(|never| match never {}, OsString::from_vec);
+    let to = Path::new(&to);
     let kind = match fs::metadata(to) {
         Ok(metadata) if metadata.is_dir() => PathKind::Directory,
         Ok(_) => PathKind::Other,

@@ -172,11 +172,12 @@ pub struct SandboxArgs {
     pub from: Option<String>,
 
     /// Start from the ext4 or EROFS filesystem in a file, without an IMAGE; the default COMMAND
-    /// is /bin/sh. The file is not changed; with :rw, changes go into it. With --from, the root
-    /// disk of an imported snapshot
+    /// is /bin/sh. The file is not changed; with :rw, changes go into it. It may be a disk with
+    /// partitions, of which partition=N is taken, or the only one that can be a root; and a qcow2
+    /// or VMDK image. With --from, the root disk of an imported snapshot
     #[arg(
         long,
-        value_name = "FILE[:rw]",
+        value_name = "FILE[,partition=N][:rw]",
         conflicts_with_all = ["pull", "platform", "root", "trim"]
     )]
     pub root_disk: Option<OsString>,
@@ -281,15 +282,16 @@ impl SandboxArgs {
         self.from.is_none() && self.root_disk.is_none()
     }
 
-    /// Returns the file of the root disk, and whether changes go into it.
-    pub fn root_disk(&self) -> Option<(PathBuf, bool)> {
+    /// Returns the file of the root disk, whether changes go into it, and its partition.
+    pub fn root_disk(&self) -> Option<(PathBuf, bool, Option<u32>)> {
         let text = self.root_disk.as_deref()?.as_bytes();
         let (path, in_place) = match (text.strip_suffix(b":rw"), text.strip_suffix(b":ro")) {
             (Some(path), _) => (path, true),
             (None, Some(path)) => (path, false),
             (None, None) => (text, false),
         };
-        Some((OsStr::from_bytes(path).into(), in_place))
+        let (path, partition) = with_partition(path);
+        Some((OsStr::from_bytes(path).into(), in_place, partition))
     }
 
     /// Checks that no flag asks for what a restored machine can't be given any more.
@@ -416,6 +418,37 @@ impl SandboxArgs {
                 "--publish, --net-allow, --net-deny, --net-rate and --dns are about a network, and \
                  --net none is for a sandbox without one",
             )),
+        }
+    }
+}
+
+/// Splits `FILE,partition=N`. A file whose name ends otherwise is one.
+fn with_partition(text: &[u8]) -> (&[u8], Option<u32>) {
+    const NAME: &[u8] = b",partition=";
+    let at = text.windows(NAME.len()).rposition(|piece| piece == NAME);
+    let split = at.and_then(|at| {
+        let digits = text.get(at + NAME.len()..)?;
+        let number = std::str::from_utf8(digits).ok()?.parse().ok()?;
+        Some((text.get(..at)?, number))
+    });
+    split.map_or((text, None), |(path, number)| (path, Some(number)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_disk_may_name_its_partition() {
+        for (text, path, number) in [
+            ("disk", "disk", None),
+            ("disk,partition=1", "disk", Some(1)),
+            ("a,partition=2,partition=15", "a,partition=2", Some(15)),
+            ("disk,partition=", "disk,partition=", None),
+            ("disk,partition=one", "disk,partition=one", None),
+        ] {
+            let split = with_partition(text.as_bytes());
+            assert_eq!(split, (path.as_bytes(), number), "{text}");
         }
     }
 }

@@ -169,9 +169,6 @@ fn write(
     mode: u16,
     parents: bool,
 ) -> Result<OwnedFd, Failed> {
-    if parents {
-        root.made_parent(path)?;
-    }
     let how = match existing {
         Existing::Truncate => OFlags::TRUNC,
         Existing::Append => OFlags::APPEND,
@@ -179,7 +176,10 @@ fn write(
         Existing::Refuse => OFlags::EXCL,
     };
     let flags = OFlags::WRONLY | OFlags::CREATE | AT_ONCE | how;
-    let file = root.open(path, flags, bits(mode))?;
+    let file = match root.open(path, flags, bits(mode)) {
+        Err(Errno::NOENT) if parents => root.open(&root.way(path)?, flags, bits(mode))?,
+        file => file?,
+    };
     ready(&file)?;
     if let Existing::At(offset) = existing {
         seek(&file, SeekFrom::Start(offset))?;

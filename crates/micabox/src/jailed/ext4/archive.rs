@@ -8,6 +8,7 @@ use micabox_ext4::{Errno, Ext4, FileKind, Options};
 use micabox_jail::Call;
 use micabox_overlay::edit::Edit;
 use micabox_overlay::export::{ExportError, Exporter};
+use micabox_overlay::through_links;
 use micabox_overlay::unpack::{self, UnpackError, Unpacked};
 use serde::{Deserialize, Serialize};
 
@@ -166,6 +167,7 @@ fn top(filesystem: &mut Ext4<File>, into: &Destination) -> std::result::Result<V
         let stat = filesystem.stat(ino).map_err(Fault::disk)?;
         Ok::<_, Fault>(stat.kind() == Some(FileKind::Directory))
     };
+    let path = &through_links(path, |path| link(filesystem, path))?;
     if let Ok(ino) = filesystem.resolve(path)
         && is_directory_there(filesystem, ino)?
     {
@@ -181,6 +183,21 @@ fn top(filesystem: &mut Ext4<File>, into: &Destination) -> std::result::Result<V
         return Err(Fault::disk(error));
     }
     Ok(path.clone())
+}
+
+/// Returns what the symbolic link at a path says; none if there is none.
+fn link(filesystem: &mut Ext4<File>, path: &[u8]) -> std::result::Result<Option<Vec<u8>>, Fault> {
+    let Ok((parent, name)) = filesystem.resolve_parent(path) else {
+        return Ok(None);
+    };
+    let Ok(ino) = filesystem.lookup(parent, name) else {
+        return Ok(None);
+    };
+    let stat = filesystem.stat(ino).map_err(Fault::disk)?;
+    if stat.kind() != Some(FileKind::Symlink) {
+        return Ok(None);
+    }
+    filesystem.read_link(ino).map(Some).map_err(Fault::disk)
 }
 
 /// Replaces the first component of a member's path.

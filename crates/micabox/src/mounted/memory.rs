@@ -1,0 +1,72 @@
+//! Filesystems in memory, which the process that mounts them serves itself: their records, so that they are
+//! listed and unmounted as trees are.
+
+use std::path::PathBuf;
+
+use micabox_mount::{Manner, Place};
+
+use super::record::boot;
+use super::start::{failed, with_device};
+use super::{MountRecord, Mounts, ServedBy, TreeKind};
+use crate::sandbox::now;
+use crate::state::Lock;
+use crate::{Error, ProcessId};
+
+/// The record of a filesystem in memory that this process serves. It is removed with this.
+#[derive(Debug)]
+pub struct MemoryRecord {
+    directory: PathBuf,
+    record: MountRecord,
+    lock: Option<Lock>,
+}
+
+impl Mounts {
+    /// Records a filesystem in memory that this process has mounted; `source` is what it was filled from.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn record_memory(&self, place: &Place, source: &str) -> Result<MemoryRecord, Error> {
+        let mut claimed = self.claim()?;
+        let mut record = MountRecord {
+            place: place.path().to_owned(),
+            source: source.to_owned(),
+            kind: TreeKind::Memory,
+            by: ServedBy::Fuse,
+            is_writable: true,
+            upper: None,
+            created: now().0,
+            base: None,
+            process: ProcessId::own(),
+            problem: None,
+            helper: place.manner() == Manner::Helper,
+            boot: boot(),
+            device: None,
+        };
+        with_device(&mut record)
+            .and_then(|()| record.write(&claimed.path))
+            .map_err(failed("writing", &claimed.path))?;
+        Ok(MemoryRecord {
+            directory: claimed.path.clone(),
+            record,
+            lock: claimed.lock.take(),
+        })
+    }
+}
+
+impl MemoryRecord {
+    /// Leaves what could not be done for the process that unmounted it ([`Mounts::unmount`]).
+    pub fn leave(mut self, problem: &str) {
+        self.record.problem = Some(problem.to_owned());
+        if self.record.write(&self.directory).is_ok() {
+            self.lock = None;
+        }
+    }
+}
+
+impl Drop for MemoryRecord {
+    fn drop(&mut self) {
+        if self.lock.is_some() {
+            let _ = std::fs::remove_dir_all(&self.directory);
+        }
+    }
+}
