@@ -136,11 +136,15 @@ impl Window {
         }
     }
 
-    /// Returns those lines of a record, and pieces of lines, that are asked for.
+    /// Returns those lines of a record, and pieces of lines, that are asked for; a gap is one.
     fn pieces(&mut self, record: &LogRecord) -> Vec<LogRecord> {
+        let piece = |bytes: &[u8]| LogRecord {
+            bytes: bytes.to_vec(),
+            ..*record
+        };
         let is_in_time = (self.since..=self.until).contains(&record.at);
         if record.missing > 0 {
-            return is_in_time.then(|| record.clone()).into_iter().collect();
+            return is_in_time.then(|| piece(&[])).into_iter().collect();
         }
         let [out, err] = &mut self.wants;
         let wants = match record.stream {
@@ -155,10 +159,6 @@ impl Window {
             }
             is_wanted
         });
-        let piece = |bytes: &[u8]| LogRecord {
-            bytes: bytes.to_vec(),
-            ..*record
-        };
         lines.map(piece).collect()
     }
 }
@@ -179,17 +179,15 @@ fn last<E>(
     };
     let (mut out, mut err) = (Vec::new(), Vec::new());
     while let Some(record) = next()? {
-        if record.missing > 0 {
-            for gap in window.pieces(&record) {
-                end(&mut vec![gap]);
-            }
-            continue;
-        }
-        let line = match record.stream {
-            LogStream::Stdout => &mut out,
-            LogStream::Stderr => &mut err,
-        };
         for piece in window.pieces(&record) {
+            if piece.missing > 0 {
+                end(&mut vec![piece]);
+                continue;
+            }
+            let line = match piece.stream {
+                LogStream::Stdout => &mut out,
+                LogStream::Stderr => &mut err,
+            };
             let is_end = piece.bytes.ends_with(b"\n");
             line.push(piece);
             if is_end {
@@ -302,6 +300,7 @@ mod tests {
                     stream: *stream,
                     at: Duration::from_secs(*at),
                     bytes: text.as_bytes().to_vec(),
+                    missing: 0,
                 })
             });
             let bytes = pieces.flat_map(|piece| piece.bytes).collect();
@@ -311,5 +310,22 @@ mod tests {
         assert_eq!(shown(Some(3), None), "three\nfour\nfive\n");
         assert_eq!(shown(None, Some(1)), "one\ntwo\n");
         assert_eq!(shown(Some(2), Some(3)), "error\nthree\nfour\n");
+    }
+
+    #[test]
+    fn a_gap_is_shown_if_it_is_in_the_window() {
+        let gap = LogRecord {
+            stream: LogStream::Stdout,
+            at: Duration::from_secs(2),
+            bytes: Vec::new(),
+            missing: 7,
+        };
+        let missing = |since| {
+            let mut window = Window::new(since, None);
+            let pieces = window.pieces(&gap);
+            pieces.iter().map(|piece| piece.missing).sum::<u64>()
+        };
+        assert_eq!(missing(None), 7);
+        assert_eq!(missing(Some(Duration::from_secs(3))), 0);
     }
 }

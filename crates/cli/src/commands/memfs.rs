@@ -142,7 +142,7 @@ fn leave_terminal() -> io::Result<()> {
 fn run(args: &Args) -> Outcome {
     let output = args.save.as_deref().map(|path| {
         // The server's own directory is another.
-        let output = std::path::absolute(path).and_then(WholeFile::create);
+        let output = std::path::absolute(path).and_then(|whole| WholeFile::create(&whole));
         let output = output.and_then(|output| {
             if output.is_regular() {
                 return Ok((output, path));

@@ -6,6 +6,7 @@ use micabox::{BindSource, Mount, MountSource, Upper};
 
 use super::machine::Backend;
 use super::mount::MountFlag;
+use super::ports::Ports;
 use super::sandbox::SandboxArgs;
 
 /// What an option takes from this machine.
@@ -33,19 +34,21 @@ impl SandboxArgs {
         let first = |paths: &[std::path::PathBuf]| path(paths.first().map(|path| shown(path)));
         let kernel = |takes: bool| if takes { Taken::Kernel } else { Taken::Nothing };
         match option {
-            "cap-add" | "cap-drop" | "cold" | "cpus" | "disk-rate" | "from" | "group-add"
-            | "hostname" | "idle-timeout" | "init" | "label" | "max-life" | "memory" | "mkdir"
-            | "name" | "net" | "net-deny" | "net-rate" | "pids-limit" | "platform" | "pull"
-            | "quiet" | "read-only" | "remove" | "require-limits" | "rm" | "root" | "shm-size"
-            | "stop-signal" | "symlink" | "tmpfs" | "transport" | "trim" | "ulimit" | "user"
-            | "workdir" => Taken::Nothing,
+            "cap-add" | "cap-drop" | "cold" | "cpus" | "disk-rate" | "expose" | "from"
+            | "group-add" | "hostname" | "idle-timeout" | "init" | "label" | "max-life"
+            | "memory" | "memory-swap" | "mkdir" | "name" | "net" | "net-deny" | "net-rate"
+            | "pids-limit" | "platform" | "pull" | "quiet" | "read-only" | "remove"
+            | "require-limits" | "rm" | "root" | "security-opt" | "shm-size" | "stop-signal"
+            | "symlink" | "tmpfs" | "transport" | "trim" | "ulimit" | "user" | "workdir" => {
+                Taken::Nothing
+            }
             "volume" => path(self.volume.iter().find_map(bound)),
             "mount" => path(self.mount.iter().find_map(bound)),
             "upper" => match &self.upper {
                 Some(Upper::Folder { path }) => Taken::Path(path.clone()),
                 _ => Taken::Nothing,
             },
-            "root-disk" => path(self.root_disk().map(|(path, _)| shown(&path))),
+            "root-disk" => path(self.root_disk().map(|(path, ..)| shown(&path))),
             "env-file" => first(&self.env_file),
             "label-file" => first(&self.label_file),
             "patch-tar" => first(&self.patch_tar),
@@ -75,8 +78,11 @@ impl SandboxArgs {
             }),
             "publish" => self
                 .publish
-                .first()
+                .iter()
+                .find_map(Ports::first)
                 .map_or(Taken::Nothing, |port| Taken::Port(port.to_string())),
+            "publish-all" if self.publish_all => Taken::Port("all that are exposed".to_owned()),
+            "publish-all" => Taken::Nothing,
             _ => Taken::Unknown,
         }
     }

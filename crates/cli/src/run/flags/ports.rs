@@ -9,6 +9,13 @@ use crate::failure::Failure;
 #[derive(Clone, Debug)]
 pub struct Ports(Vec<Publish>);
 
+impl Ports {
+    /// Returns the first of them.
+    pub(super) fn first(&self) -> Option<&Publish> {
+        self.0.first()
+    }
+}
+
 /// Parses a value of `-p`.
 pub fn published(text: &str) -> Result<Ports, PublishError> {
     Publish::all(text).map(Ports)
