@@ -80,7 +80,7 @@ fn measure(served: &Served) -> Result<Value, Problem> {
         "cpuCount": record.cpus,
         "cpuUsedPct": share / f64::from(record.cpus.max(1)),
         "memUsed": after.own_memory,
-        "memTotal": u64::from(record.memory_mib) << 20,
+        "memTotal": served.memory_mib() << 20,
         "memCache": after.shared_memory,
         // Only the guest knows.
         "diskUsed": 0,
