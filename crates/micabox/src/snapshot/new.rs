@@ -67,9 +67,10 @@ impl Sandboxes {
             // Perhaps of another version of mica.
             Err(_) => !directory.join(RECORD).exists(),
         };
-        match is_free {
-            true => Ok(()),
-            false => Err(Error::SnapshotExists(name.to_owned())),
+        if is_free {
+            Ok(())
+        } else {
+            Err(Error::SnapshotExists(name.to_owned()))
         }
     }
 
