@@ -5,6 +5,7 @@ use micabox::{BackendChoice, Upper};
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
+use crate::host_memory::HostMemory;
 use crate::serve::flags;
 use crate::serve::message::Create;
 
@@ -30,7 +31,7 @@ pub struct Options {
     /// Processors of a sandbox.
     pub cpus: u8,
     /// Its memory.
-    pub memory_mib: u32,
+    pub memory_mib: u64,
     /// Its disk, 0 without one.
     pub disk_mib: u64,
 }
@@ -71,7 +72,7 @@ impl Options {
                 Some(cpus) => cpus.whole,
                 None => micabox::builder::default_cpus(BackendChoice::from(machine.backend)),
             },
-            memory_mib: machine.memory.unwrap_or(DEFAULT_MEMORY_MIB),
+            memory_mib: memory_mib(&all, machine.memory.unwrap_or(DEFAULT_MEMORY_MIB)),
             disk_mib: match args.upper {
                 Some(Upper::Disk { size }) => size >> 20,
                 _ => 0,
@@ -79,6 +80,15 @@ impl Options {
             all,
         })
     }
+}
+
+/// Returns the MiB of memory that a sandbox with these options may have, for which so many were asked. On this machine's
+/// own kernel, where there is no control group, it has all of this machine's.
+pub fn memory_mib(options: &Map<String, Value>, asked: u32) -> u64 {
+    let is_host = options.get("backend").and_then(Value::as_str) == Some("host");
+    let is_unlimited = is_host && micabox_vmm::control_groups().is_err();
+    let host = HostMemory::now().filter(|_| is_unlimited);
+    host.map_or(u64::from(asked), |host| host.most >> 20)
 }
 
 /// Returns whether sandboxes with these options can be copied only with a disk: a machine without KVM has no saved
@@ -114,7 +124,9 @@ mod tests {
         let some = options(&[host, ("net_allow", "10.0.0.0/8"), ("net-allow", "1.1.1.1")]);
         let some = some.unwrap();
         assert_eq!(some.all["net-allow"], json!(["10.0.0.0/8", "1.1.1.1"]));
-        assert_eq!((some.memory_mib, some.disk_mib), (DEFAULT_MEMORY_MIB, 0));
+        assert_eq!(some.disk_mib, 0);
+        let some = options(&[("backend", "kvm"), ("memory", "2g")]).unwrap();
+        assert_eq!(some.memory_mib, 2048);
         assert_eq!(
             options(&[host, ("network", "none")]).unwrap().all["net"],
             "none"

@@ -7,6 +7,7 @@ use micabox::{Record, SandboxRef, Sandboxes, Status};
 use super::Server;
 use super::http::{blocking, thread};
 use super::label::Label;
+use super::options;
 use super::problem::Problem;
 
 /// A sandbox of the server's clients.
@@ -46,6 +47,11 @@ impl Served {
 
     pub fn is_paused(&self) -> bool {
         matches!(self.record().status, Status::Paused { .. })
+    }
+
+    /// MiB of memory that it may have.
+    pub fn memory_mib(&self) -> u64 {
+        options::memory_mib(&self.label.options, self.record().memory_mib)
     }
 
     /// When it was made: to the millisecond, which is what clients see.

@@ -111,10 +111,12 @@ impl Signed<'_> {
             text = format!("{text}:{expiration}");
         }
         let digest = STANDARD_NO_PAD.encode(Sha256::digest(text.as_bytes()));
-        match matches(&format!("v1_{digest}"), Some(self.signature)) {
-            true if is_over => Signature::Expired,
-            true => Signature::Valid,
-            false => Signature::Wrong,
+        if !matches(&format!("v1_{digest}"), Some(self.signature)) {
+            Signature::Wrong
+        } else if is_over {
+            Signature::Expired
+        } else {
+            Signature::Valid
         }
     }
 }

@@ -201,9 +201,10 @@ mod tests {
     fn snapshot(has_network: bool, options: &Value) -> Snapshot {
         let command =
             json!({"argv": [], "env": [], "workdir": "/", "user": "", "tty": null, "stdin": false});
-        let network = match has_network {
-            true => json!({"user": {}}),
-            false => json!("none"),
+        let network = if has_network {
+            json!({"user": {}})
+        } else {
+            json!("none")
         };
         let spec = json!({"command": command, "hostname": null, "transport": "auto", "root": "merged",
             "init": "Reaper", "stop_signal": null, "network": network});

@@ -83,7 +83,7 @@ fn measure(served: &Served) -> Result<Option<Value>, Problem> {
             "cpuCount": record.cpus,
             "cpuUsedPct": share / f64::from(record.cpus.max(1)),
             "memUsed": own,
-            "memTotal": u64::from(record.memory_mib) << 20,
+            "memTotal": served.memory_mib() << 20,
             "memCache": shared,
             // Only the guest knows.
             "diskUsed": 0,

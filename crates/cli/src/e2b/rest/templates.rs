@@ -82,7 +82,7 @@ fn of_snapshot(server: &Server, name: &str, snapshot: &Snapshot) -> Value {
     let mut view = view(&snapshot.name, name, snapshot.created, &snapshot.name);
     view["cpuCount"] = machine.map_or(options.cpus, |machine| machine.cpus).into();
     view["memoryMB"] = machine
-        .map_or(options.memory_mib, |machine| machine.memory_mib)
+        .map_or(options.memory_mib, |machine| u64::from(machine.memory_mib))
         .into();
     view["diskSizeMB"] = (snapshot.size >> 20).into();
     view

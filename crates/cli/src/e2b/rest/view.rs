@@ -59,7 +59,7 @@ pub fn listed(served: &Served) -> Map<String, Value> {
         "startedAt": with_millis(served.started()),
         "endAt": until.as_deref().unwrap_or(NEVER),
         "cpuCount": record.cpus,
-        "memoryMB": record.memory_mib,
+        "memoryMB": served.memory_mib(),
         "diskSizeMB": disk,
         "state": if served.is_paused() { "paused" } else { "running" },
         "envdVersion": ENVD_VERSION,
