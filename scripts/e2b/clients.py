@@ -154,7 +154,8 @@ class Files(OneSandbox):
         kinds = [entries[name].type.value for name in ("e", "f", "link")]
         self.assertEqual(kinds, ["dir", "file", "symlink"])
         self.assertEqual((entries["f"].size, entries["f"].mode), (5, 0o640))
-        self.assertEqual(entries["link"].symlink_target, "f")
+        self.assertEqual(entries["link"].symlink_target, "/tmp/d/f")
+        self.assertEqual(entries["link"].mode, 0o640)
         self.assertEqual(files.rename("/tmp/d/f", "/tmp/far/g").path, "/tmp/far/g")
         self.assertFalse(files.exists("/tmp/d/f"))
         files.remove("/tmp/far")

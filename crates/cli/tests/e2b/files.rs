@@ -12,7 +12,9 @@ fn a_change_is_there_when_the_call_that_made_it_has_returned() {
     let home = Home::new();
     let server = Server::new(&home, &HOST);
     let made = on_this_kernel(&server);
-    let (status, watch) = server.files(&made, "CreateWatcher", &json!({"path": "/tmp"}));
+    // What the file is now is looked up meanwhile.
+    let ask = json!({"path": "/tmp", "includeEntry": true});
+    let (status, watch) = server.files(&made, "CreateWatcher", &ask);
     assert_eq!(status, 200, "{watch}");
     let changes = || {
         let (status, told) = server.files(&made, "GetWatcherEvents", &watch);
@@ -116,6 +118,7 @@ fn a_link_has_the_type_and_mode_of_what_it_leads_to() {
     assert_eq!(shown, expected);
     let (_, one) = server.files(&made, "Stat", &json!({"path": "/tmp/l/twice"}));
     assert_eq!(one["entry"]["symlinkTarget"], "/tmp/l/f");
+    assert_eq!(one["entry"]["isSymlink"], true);
     assert_eq!(one["entry"]["permissions"], "Lrwxrwxrwx");
     server.delete(&made);
     drop(server);

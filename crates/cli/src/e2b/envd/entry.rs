@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::accounts::Accounts;
 use crate::output::rfc3339;
 
-/// A file. A symbolic link has the type and mode of what it leads to.
+/// A file. A symbolic link has the type and mode of what it leads to, and a mark.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
@@ -26,6 +26,9 @@ pub struct Entry {
     modified_time: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     symlink_target: Option<String>,
+    /// Clients then show a link, whatever it leads to.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    is_symlink: bool,
 }
 
 /// Describes a file.
@@ -54,6 +57,7 @@ pub async fn describe(
         group: accounts.group(stat.gid),
         modified_time: rfc3339(modified),
         symlink_target: None,
+        is_symlink: stat.kind == FileKind::Symlink,
     };
     if stat.kind == FileKind::Symlink {
         let (target, stat) = match led_to(files, path).await {

@@ -88,11 +88,10 @@ async fn begin(
 }
 
 impl Begun {
-    /// Waits for a change.
-    async fn next(&mut self) -> Told {
+    /// Waits for a change. Nothing is lost if the future is dropped.
+    async fn next(&mut self) -> Result<FileEvent, Problem> {
         match self.watch.next().await {
-            Some(Ok(event)) => self.shown.told(event).await,
-            Some(Err(error)) => Told::End(error.into()),
+            Some(event) => Ok(event?),
             // What is watched is gone, and nothing more changes.
             None => std::future::pending().await,
         }
@@ -100,7 +99,11 @@ impl Begun {
 }
 
 impl Shown {
-    async fn told(&self, event: FileEvent) -> Told {
+    async fn told(&self, event: Result<FileEvent, Problem>) -> Told {
+        let event = match event {
+            Ok(event) => event,
+            Err(problem) => return Told::End(problem),
+        };
         if event.change == FileChange::Overflow {
             return Told::Missing;
         }
@@ -157,23 +160,20 @@ async fn follow(
     mut asked: mpsc::Receiver<oneshot::Sender<()>>,
 ) -> Option<Problem> {
     loop {
-        let (told, answer) = tokio::select! {
+        let (events, answer) = tokio::select! {
             // None when it is removed.
             answer = asked.recv() => {
                 let answer = answer?;
-                let mut all = Vec::new();
                 match timeout(ANSWER, begun.watch.so_far()).await {
-                    Ok(Ok(events)) => for event in events {
-                        all.push(begun.shown.told(event).await);
-                    },
-                    Ok(Err(error)) => all.push(Told::End(error.into())),
+                    Ok(Ok(events)) => (events.into_iter().map(Ok).collect(), Some(answer)),
+                    Ok(Err(error)) => (vec![Err(error.into())], Some(answer)),
                     Err(_) => continue,
                 }
-                (all, Some(answer))
             }
-            told = begun.next() => (vec![told], None),
+            event = begun.next() => (vec![event], None),
         };
-        for told in told {
+        for event in events {
+            let told = begun.shown.told(event).await;
             let watcher = watcher.upgrade()?;
             match told {
                 Told::Event(event) => watcher.push(&event),
@@ -231,11 +231,11 @@ async fn tell(
     let _ = pieces.send(Piece::Message(start)).await;
     tokio::spawn(async move {
         loop {
-            let told = tokio::select! {
+            let event = tokio::select! {
                 () = pieces.closed() => return,
-                told = begun.next() => told,
+                event = begun.next() => event,
             };
-            let piece = match told {
+            let piece = match begun.shown.told(event).await {
                 Told::Nothing => continue,
                 Told::Event(event) => {
                     Piece::Message(connect::message(&json!({"filesystem": event})))

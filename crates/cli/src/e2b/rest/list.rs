@@ -78,7 +78,7 @@ impl Filter {
         let mut wanted = self.metadata.iter();
         wanted.all(|(name, value)| label.metadata.get(name) == Some(value))
             && (self.states.as_ref()).is_none_or(|states| states.iter().any(|s| s == state))
-            && self.started_after.is_none_or(|after| started > after)
+            && self.started_after.is_none_or(|after| started >= after)
             && (self.template.as_ref()).is_none_or(|template| *template == label.template)
     }
 }
