@@ -30,7 +30,7 @@ pub enum Work {
     /// Write stdin to a file.
     Write(OwnedFd),
     /// Write the files on stdin, which this opens.
-    WriteMany(Box<dyn Fn(&[u8]) -> Result<OwnedFd, Failed>>),
+    WriteMany(Open),
     /// Remove the directory of this name in a directory.
     Remove(OwnedFd, Vec<u8>),
     /// List a directory.
@@ -42,6 +42,9 @@ pub enum Work {
     /// Report changes.
     Watch(Box<watch::Watcher>),
 }
+
+/// Opens the file of a path, to write to it.
+type Open = Box<dyn Fn(&[u8]) -> Result<OwnedFd, Failed>>;
 
 /// Why an operation failed.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use micabox_wire::{encode, read_message};
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdin, stdout};
 
-use super::{Failed, Work, list, operate, send, write_all};
+use super::{Failed, Open, Work, list, operate, send, write_all};
 use crate::exec::stdio::Stream;
 
 /// Bytes that are read or written at a time: as many as a pipe holds.
@@ -25,7 +25,7 @@ pub fn finish(work: Work) -> Result<(), Failed> {
         Work::Reply(reply) => Ok(send(&stdout(), &reply)?),
         Work::Read(file, length) => copy(&file, &stdout(), length.unwrap_or(u64::MAX)),
         Work::Write(file) => copy(&stdin(), &file, u64::MAX),
-        Work::WriteMany(open) => write_many(&*open),
+        Work::WriteMany(open) => write_many(&open),
         Work::Remove(parent, name) => operate::remove_all(&parent, &name),
         Work::List(directory, depth) => entries(directory, depth),
         Work::Pack(source, name) => pack(source, &name),
@@ -54,7 +54,7 @@ fn copy(from: &impl AsFd, to: &impl AsFd, mut left: u64) -> Result<(), Failed> {
 }
 
 /// Writes files, each of which is announced by a [`FilePiece`].
-fn write_many(open: &dyn Fn(&[u8]) -> Result<OwnedFd, Failed>) -> Result<(), Failed> {
+fn write_many(open: &Open) -> Result<(), Failed> {
     let mut input = BufReader::with_capacity(PIECE, Stream(stdin()));
     let mut file: Option<(Vec<u8>, OwnedFd)> = None;
     let bad = |error: micabox_wire::Error| Failed::new(error.to_string());
