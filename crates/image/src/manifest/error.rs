@@ -40,7 +40,7 @@ pub enum ManifestError {
     )]
     NoPlatform {
         /// The requested platform.
-        wanted: Platform,
+        wanted: Box<Platform>,
         /// The available platforms.
         offered: Vec<Platform>,
     },

@@ -141,7 +141,7 @@ impl Search {
         offered.sort_by_key(Platform::to_string);
         offered.dedup();
         ManifestError::NoPlatform {
-            wanted: self.wanted.clone(),
+            wanted: Box::new(self.wanted.clone()),
             offered,
         }
     }

@@ -58,7 +58,8 @@ fn an_index_may_be_what_the_digest_in_a_name_is_of() {
         })
     };
     let only = entry(&digest, nested.len());
-    let bundle = layout(&[only.clone()], &[&image]).with(&blob(&digest), nested.clone());
+    let bundle =
+        layout(std::slice::from_ref(&only), &[&image]).with(&blob(&digest), nested.clone());
     assert!(has_name(&bundle, &pin));
     // Beside a second entry of that name, it is one of two.
     let mut other = named(&image, FULL_NAME, &pin);
@@ -93,7 +94,7 @@ fn sizes_in_an_index_and_in_a_manifest_are_compared() {
     let directory = tempfile::tempdir().unwrap();
     let mut entry = named(&image, REF_NAME, "x:1");
     entry["size"] = json!(image.manifest.len() + 1);
-    let bundle = layout(&[entry.clone()], &[&image]);
+    let bundle = layout(std::slice::from_ref(&entry), &[&image]);
     let message = Loader::new().refusal(&bundle.write_archive(directory.path()));
     assert!(message.contains("bytes long instead of"), "{message}");
     let mut lying = image.clone();

@@ -409,7 +409,7 @@ mod tests {
         assert_eq!(head_alone(&mut &*many).unwrap().1.len(), 50_000);
 
         // A text without end is given up, whatever its length says.
-        for begin in [r#"{"name":""#, r#"{"x":""#] {
+        for begin in [r#"{"name":""#, r#"{"snapshot":{"name":""#] {
             let mut start = MAGIC.to_vec();
             start.extend(HEAD_MAX.to_le_bytes());
             start.extend(begin.as_bytes());
