@@ -302,6 +302,7 @@ mod tests {
                     stream: *stream,
                     at: Duration::from_secs(*at),
                     bytes: text.as_bytes().to_vec(),
+                    missing: 0,
                 })
             });
             let bytes = pieces.flat_map(|piece| piece.bytes).collect();

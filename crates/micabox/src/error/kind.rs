@@ -71,7 +71,9 @@ impl Error {
             Self::ImageFile { source, .. } | Self::Disk { source, .. } => of_file(source),
             Self::UpperFolder { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound => Kind::NotFound,
-                io::ErrorKind::InvalidInput | io::ErrorKind::NotADirectory => Kind::Invalid,
+                io::ErrorKind::InvalidInput
+                | io::ErrorKind::InvalidData
+                | io::ErrorKind::NotADirectory => Kind::Invalid,
                 io::ErrorKind::Unsupported => Kind::Unsupported,
                 _ => of_io(source),
             },

@@ -105,10 +105,8 @@ fn has_changes(folder: &File) -> io::Result<bool> {
 }
 
 fn of_another(known: &[u8]) -> io::Error {
-    invalid(format!(
-        "it has changes of another image, {}",
-        known.escape_ascii()
-    ))
+    let why = format!("it has changes of another image, {}", known.escape_ascii());
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 fn attribute(folder: &File, name: &CStr) -> io::Result<Option<Vec<u8>>> {
