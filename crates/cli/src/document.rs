@@ -51,7 +51,7 @@ enum Kind {
 
 /// How a list of nodes ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum Stop {
     Text,
     Else,
     End,
@@ -73,7 +73,7 @@ impl Document {
             text => text.replace("\\t", "\t").replace("\\n", "\n"),
         };
         match nodes(&mut text.as_str(), 0).map_err(wrong)? {
-            (nodes, End::Text) => Ok(Self(nodes)),
+            (nodes, Stop::Text) => Ok(Self(nodes)),
             _ => Err(wrong("`{{end}}` or `{{else}}` without its block".into())),
         }
     }
@@ -96,7 +96,7 @@ fn wrong(what: String) -> Failure {
 }
 
 /// Parses nodes until the block's end, or that of the text.
-fn nodes(rest: &mut &str, depth: usize) -> Result<(Vec<Node>, End), String> {
+fn nodes(rest: &mut &str, depth: usize) -> Result<(Vec<Node>, Stop), String> {
     if depth > MOST_NESTED {
         return Err("too many blocks in each other".into());
     }
@@ -126,8 +126,8 @@ fn nodes(rest: &mut &str, depth: usize) -> Result<(Vec<Node>, End), String> {
         let inside = inside.trim();
         let (word, more) = inside.split_once(' ').unwrap_or((inside, ""));
         let kind = match word {
-            "end" => return Ok((nodes, End::End)),
-            "else" if more.is_empty() => return Ok((nodes, End::Else)),
+            "end" => return Ok((nodes, Stop::End)),
+            "else" if more.is_empty() => return Ok((nodes, Stop::Else)),
             "if" => Kind::If,
             "with" => Kind::With,
             "range" => Kind::Range,
@@ -141,10 +141,10 @@ fn nodes(rest: &mut &str, depth: usize) -> Result<(Vec<Node>, End), String> {
         let over = Expression::of(tokens)?;
         let (body, end) = self::nodes(rest, depth + 1)?;
         let (otherwise, end) = match end {
-            End::Else => self::nodes(rest, depth + 1)?,
+            Stop::Else => self::nodes(rest, depth + 1)?,
             end => (Vec::new(), end),
         };
-        if end != End::End {
+        if end != Stop::End {
             return Err(format!("`{{{{{word}}}}}` without `{{{{end}}}}`"));
         }
         nodes.push(Node::Block(Block {
@@ -157,7 +157,7 @@ fn nodes(rest: &mut &str, depth: usize) -> Result<(Vec<Node>, End), String> {
     }
     nodes.push(Node::Text((*rest).to_owned()));
     *rest = "";
-    Ok((nodes, End::Text))
+    Ok((nodes, Stop::Text))
 }
 
 fn write(nodes: &[Node], scope: &mut Scope, text: &mut String) -> Result<(), String> {

@@ -1,5 +1,6 @@
 //! `mica login`
 
+use std::fs::File;
 use std::io::Read;
 
 use console::Term;
@@ -8,6 +9,11 @@ use micabox_image::Reference;
 use micabox_transfer::{
     Credential, Credentials, LoginFile, Reason, Unauthorized, check_login_blocking,
 };
+
+use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
 use crate::failure::Failure;
 use crate::output::{print, write_stderr};
@@ -101,7 +107,7 @@ impl Args {
         let password = match &self.password {
             Some(password) => password.clone(),
             None if self.password_stdin => from_stdin()?,
-            None => from_terminal("Password: ", Term::read_secure_line)?,
+            None => from_terminal("Password: ", read_secretly)?,
         };
         if username.is_empty() || password.is_empty() {
             let what = if username.is_empty() {
@@ -137,6 +143,26 @@ fn from_terminal(
     let line =
         read(&terminal).map_err(|error| Failure::of(&error).context("reading the terminal"))?;
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+/// Reads a line without showing it. A signal that ends this process shows what is typed again before.
+fn read_secretly(terminal: &Term) -> std::io::Result<String> {
+    let Ok(tty) = File::open("/dev/tty") else {
+        return terminal.read_secure_line();
+    };
+    let shown = tcgetattr(&tty)?;
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
+    let handle = signals.handle();
+    let thread = std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            let _ = tcsetattr(&tty, OptionalActions::Now, &shown);
+            let _ = emulate_default_handler(signal);
+        }
+    });
+    let line = terminal.read_secure_line();
+    handle.close();
+    let _ = thread.join();
+    line
 }
 
 /// Reads a password, which a line feed may end.

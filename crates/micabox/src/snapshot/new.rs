@@ -67,10 +67,10 @@ impl Sandboxes {
             // Perhaps of another version of mica.
             Err(_) => !directory.join(RECORD).exists(),
         };
-        match is_free {
-            true => Ok(()),
-            false => Err(Error::SnapshotExists(name.to_owned())),
+        if is_free {
+            return Ok(());
         }
+        Err(Error::SnapshotExists(name.to_owned()))
     }
 
     /// Gives a complete snapshot its name, in place of another one.
