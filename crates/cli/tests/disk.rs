@@ -137,7 +137,7 @@ fn a_sandbox_is_started_again_where_it_ended() {
         "{}",
         last.stderr()
     );
-    assert!(home.output(&["ps", "-a"]).ok().contains("exited (3)"));
+    assert!(home.output(&["ps", "-a"]).ok().contains("Exited (3)"));
     home.output(&["rm", "it"]).ok();
     home.output(&["rmi", "box"]).ok();
     home.assert_nothing_left();

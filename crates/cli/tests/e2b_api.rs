@@ -253,28 +253,6 @@ fn a_template_that_can_not_be_pulled_is_one_that_is_not_there() {
 
 #[test]
 #[ignore = "needs root and a built guest"]
-fn a_create_whose_client_has_gone_leaves_no_sandbox() {
-    let home = Home::new();
-    let server = Server::new(&home, &HOST);
-    let new = json!({"templateID": "box", "timeout": 600, "allow_internet_access": false});
-    let headers = format!("Content-Type: application/json\r\n{}", server.with_key());
-    let asked = request("POST /v2/sandboxes", &headers, new.to_string().as_bytes());
-    let mut client = server.connect();
-    client.write_all(&asked).unwrap();
-    // It is being made.
-    wait_until("there is one", || {
-        home.sandboxes().len() > home.held_images().len()
-    });
-    drop(client);
-    wait_until("it is gone", || {
-        home.sandboxes().len() == home.held_images().len()
-    });
-    drop(server);
-    home.assert_nothing_left();
-}
-
-#[test]
-#[ignore = "needs root and a built guest"]
 fn lists_and_metrics_are_of_the_time_that_was_asked_for() {
     let home = Home::new();
     let server = Server::new(&home, &HOST);

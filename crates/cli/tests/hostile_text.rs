@@ -181,7 +181,7 @@ fn words(line: &str) -> Vec<OsString> {
 }
 
 /// Every command, and how the text must be shown; empty if none of it is shown.
-const COMMANDS: [(&str, &str); 99] = [
+const COMMANDS: [(&str, &str); 106] = [
     ("ext4 ls disk", SEEN),
     ("ext4 ls disk", BYTES),
     ("ext4 ls -l disk", SEEN),
@@ -207,6 +207,8 @@ const COMMANDS: [(&str, &str); 99] = [
     ("memfs . --load %", LINE),
     ("images", "box"),
     ("images --json", "box"),
+    ("history box", "IMAGE"),
+    ("history @", LINE),
     ("inspect box", JSON),
     ("inspect @", LINE),
     ("ps -a", SEEN),
@@ -273,6 +275,11 @@ const COMMANDS: [(&str, &str); 99] = [
     ("store df", "box"),
     ("store prune --dry-run", "freed"),
     ("doctor", "store"),
+    ("info", "store"),
+    ("version --format @", ""),
+    ("login -u name -p word @", USAGE),
+    ("logout @", USAGE),
+    ("help @", USAGE),
     ("serve --stdio", "terminal"),
     ("serve @", USAGE),
     ("mcp @", USAGE),

@@ -270,7 +270,7 @@ fn ps_stop_and_rm_follow_a_sandbox() {
     );
     assert_eq!(running.wait(), 143);
     assert_eq!(home.output(&["ps", "-q"]).ok(), "");
-    assert!(home.output(&["ps", "-a"]).ok().contains("exited (143)"));
+    assert!(home.output(&["ps", "-a"]).ok().contains("Exited (143)"));
     // Stopping a stopped sandbox is not an error.
     home.output(&["stop", "web"]).ok();
     assert_eq!(home.output(&["rm", "web"]).ok(), "web\n");

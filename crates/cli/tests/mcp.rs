@@ -827,7 +827,7 @@ fn a_pull_has_progress() {
     let registry = DockerRegistry::start(home.path(), "");
     let name = format!("{}/team/box:v1", registry.host());
     home.output(&["tag", "box", &name]).ok();
-    home.output(&["push", &name]).ok();
+    home.output(&["push", "--quiet", &name]).ok();
     let elsewhere = Home::empty();
     let flags = ["--allow-host-backend", "--allow-registry", &registry.host()];
     let mut client = Client::allowed(&elsewhere, &flags);

@@ -289,7 +289,10 @@ fn one_in_the_background_is_listed_and_unmounted_by_mica() {
         path,
     ];
     text(&ask(&small));
-    shell(&place, "head -c 3000000 /dev/zero >large; exit 0");
+    shell(
+        &place,
+        "head -c 3000000 /dev/zero >large 2>/dev/null; exit 0",
+    );
     let lost = ask(&["umount", path]);
     let said = String::from_utf8_lossy(&lost.stderr).into_owned();
     assert!(said.contains("1 of the saved files lack"), "{said}");
@@ -470,7 +473,7 @@ fn what_can_not_be_saved_is_said() {
     let lost = run(
         &save,
         place.path(),
-        "head -c 3000000 /dev/zero >large; exit 0",
+        "head -c 3000000 /dev/zero >large 2>/dev/null; exit 0",
     );
     assert_eq!(lost.status.code(), Some(125), "{lost:?}");
     let said = String::from_utf8_lossy(&lost.stderr);

@@ -187,7 +187,7 @@ const ROWS: &[Row] = &[
         &["cp", "here", "there"],
         1,
         "mica: one path must be in a sandbox, and the other on the host\n      \
-         write SANDBOX:/absolute/path, and ./name for a host file with a colon in its name\n",
+         write SANDBOX:PATH, and ./name for a host file with a colon in its name\n",
     ),
     (
         &["snapshot", "import", "/etc/hosts"],

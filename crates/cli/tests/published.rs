@@ -131,7 +131,7 @@ fn committed_changes_are_pushed_and_pulled() {
     let saved = home.path().join("saved.tar");
     home.output(&["save", "-o", saved.to_str().unwrap(), &name])
         .ok();
-    let pushed = home.output(&["push", "--json", &name]).json();
+    let pushed = home.output(&["push", "--quiet", "--json", &name]).json();
     let (_, from_archive, archived) = fetched(
         &format!("oci-archive:{}", saved.display()),
         &home.path().join("archive"),

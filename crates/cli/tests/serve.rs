@@ -298,7 +298,7 @@ fn pulls_are_told_of_to_clients_that_ask() {
     let registry = DockerRegistry::start(home.path(), "");
     let name = format!("{}/team/box:v1", registry.host());
     home.output(&["tag", "box", &name]).ok();
-    home.output(&["push", &name]).ok();
+    home.output(&["push", "--quiet", &name]).ok();
     for is_asked in [true, false] {
         let elsewhere = Home::empty();
         let mut client = Client::new(&elsewhere);
@@ -334,7 +334,7 @@ fn a_pull_says_how_far_it_is_in_lines_of_json() {
     let registry = DockerRegistry::start(home.path(), "");
     let name = format!("{}/team/box:v1", registry.host());
     home.output(&["tag", "box", &name]).ok();
-    home.output(&["push", &name]).ok();
+    home.output(&["push", "--quiet", &name]).ok();
     let elsewhere = Home::empty();
     let pull = |flag: &str| {
         let pulled = elsewhere.output(&["pull", "--json", flag, &name]);

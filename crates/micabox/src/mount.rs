@@ -254,7 +254,7 @@ impl Mount {
     /// # Errors
     /// [`Error::System`] if the kernel gives no random bytes for its name.
     pub fn anonymous_volume(target: impl Into<String>) -> Result<Self, Error> {
-        let name: [u8; 32] = random()?;
+        let name: [u8; 16] = random()?;
         let digits = name.iter().map(|byte| format!("{byte:02x}"));
         let mut mount = Self::volume(digits.collect::<String>(), target);
         if let MountSource::Volume(source) = &mut mount.source {

@@ -59,8 +59,23 @@ fn read(words: Vec<String>) -> Result<Wanted, clap::Error> {
     Ok(wanted)
 }
 
-/// Names options as a request does: `memory`, and not '--memory <SIZE>'.
+/// Names options as a request does, in one line: `memory`, and not '--memory <SIZE>'.
 fn by_name(said: &str) -> String {
+    let message = said.split("\n\n").next().unwrap_or_default();
+    let mut lines = message.lines();
+    let what = lines.next().unwrap_or_default();
+    let listed = lines.map(|line| {
+        let name = line.trim().split([' ', '=']).next().unwrap_or_default();
+        let name = name
+            .trim_start_matches('-')
+            .trim_matches(['[', ']', '<', '>']);
+        format!("`{}`", name.to_lowercase())
+    });
+    let listed: Vec<_> = listed.collect();
+    format!("{} {}", quoted(what), listed.join(", "))
+}
+
+fn quoted(said: &str) -> String {
     let mut parts = said.split("'--");
     let mut text = parts.next().unwrap_or_default().to_owned();
     for part in parts {

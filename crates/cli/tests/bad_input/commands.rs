@@ -39,9 +39,13 @@ pub const CASES: &[Case] = &[
     case("exec it ", 125, Invalid, "empty name", |world| {
         world.exec("it", &args(&[""]))
     }),
-    case("exec it", 125, Invalid, "Usage|no command", |world| {
-        world.exec("it", &args(&[]))
-    }),
+    case(
+        "exec it",
+        125,
+        Invalid,
+        "no command to run|no command",
+        |world| world.exec("it", &args(&[])),
+    ),
     case(
         "exec -u ghost it true",
         125,

@@ -231,7 +231,6 @@ pub const CASES: &[Case] = &[
         1,
         "one path must be in a sandbox",
     ),
-    mica("cp it:etc {DIR}/out", 1, "one path must be in a sandbox"),
     case("diff ended", 1, Unsupported, "sandbox ended", |world| {
         world.get("ended")?.diff(|_| Ok(())).map(drop)
     }),

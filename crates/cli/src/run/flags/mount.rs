@@ -519,7 +519,7 @@ mod tests {
                 let MountSource::Volume(source) = mount.source else {
                     panic!("{text}");
                 };
-                assert!(source.anonymous && source.name.len() == 64, "{source:?}");
+                assert!(source.anonymous && source.name.len() == 32, "{source:?}");
             }
         }
     }
