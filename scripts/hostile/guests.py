@@ -164,8 +164,8 @@ def an_agent_of_its_own(world):
         return bytes([len(value)]) + value
 
     evil = ESCAPES.encode()
-    # ToHost::BootFailed: step, target, errno and detail (crates/wire).
-    body = bytes([2]) + text(evil) + text(evil) + b"\0" + text(evil)
+    # ToHost::BootFailed: step, target, errno, detail and part (crates/wire).
+    body = bytes([2]) + text(evil) + text(evil) + b"\0" + text(evil) + b"\1"
     source = (TOP / "crates/wire/src/lib.rs").read_text()
     version = int(source.split("pub const VERSION: u32 = ")[1].split(";")[0])
     said = b"MICABOX\n" + struct.pack("<I", version) + struct.pack("<I", len(body)) + body

@@ -128,6 +128,7 @@ fn a_sandbox_looks_as_docker_makes_it() {
     let mut spec = shell("id; cd; pwd");
     spec.user = "app".to_owned();
     spec.cwd = b"/home/app".to_vec();
+    spec.make_cwd = true;
     assert_eq!(
         host.run(spec).text(),
         "uid=1000(app) gid=1000(app) groups=1000(app),29(audio)\n/home/app\n"
