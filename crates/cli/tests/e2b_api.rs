@@ -11,7 +11,7 @@ use std::time::Duration;
 use micabox::{Sandboxes, Store};
 use serde_json::{Value, json};
 use support::e2b::{Made, Server, request};
-use support::{Home, snapshot, wait_until};
+use support::{Home, snapshot};
 
 const ID: &str = "0123456789abcdef0123456789abcdef";
 
@@ -274,7 +274,7 @@ fn lists_and_metrics_are_of_the_time_that_was_asked_for() {
     };
     // The moment itself counts, as in E2B's own tests.
     assert_eq!(after(&started(&first)).len(), 2);
-    assert_eq!(after(&started(&second)), [second.id.clone()]);
+    assert_eq!(after(&started(&second)), std::slice::from_ref(&second.id));
     assert_eq!(after("2999-01-01T00:00:00Z"), Vec::<String>::new());
     assert_eq!(after("2020-01-01T00:00:00%2B01:00").len(), 2);
 
@@ -317,7 +317,7 @@ fn a_sandbox_has_its_deadline_from_its_start_on() {
             let (_, info) = server.api(&format!("GET {path}"), &json!({}));
             info["endAt"].as_str().unwrap().to_owned()
         };
-        assert!(end(&server) < "9".to_owned());
+        assert!(&*end(&server) < "9");
         home.output(&["update", "--max-life", "0", &made.id]).ok();
         assert_eq!(end(&server), "9999-12-31T00:00:00Z");
         server.delete(&made);

@@ -569,13 +569,14 @@ fn containers_of_an_image_share_its_pages() {
     assert_ne!(first, second);
     // An overlay shows its own device; a mapping is of the file below: one file of one filesystem.
     let mapped = |first: u32| {
-        let pid = processes_of(first)
-            .into_iter()
-            .find(|pid| {
+        let sleeping = || {
+            processes_of(first).into_iter().find(|pid| {
                 let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
                 line.is_ok_and(|line| line.starts_with("sleep"))
             })
-            .unwrap();
+        };
+        wait_until("it sleeps", || sleeping().is_some());
+        let pid = sleeping().unwrap();
         // The file of the program's page in the page cache, as the kernel knows it.
         page_frame(&pid)
     };

@@ -829,7 +829,7 @@ fn a_pull_has_progress() {
     home.output(&["tag", "box", &name]).ok();
     home.output(&["push", "--quiet", &name]).ok();
     let elsewhere = Home::empty();
-    let flags = ["--allow-host-backend", "--allow-registry", &registry.host()];
+    let flags = ["--allow-host-backend", "--allow-registry", registry.host()];
     let mut client = Client::allowed(&elsewhere, &flags);
     let create = json!({"image": name, "network": false, "options": {"backend": "host"}});
     let (made, steps) = client.watched("create_sandbox", create);

@@ -368,7 +368,8 @@ fn an_image_that_is_missing_is_told_from_a_registry_that_is() {
     client.request(1, &create);
     let (mut asked, _) = registry.accept().unwrap();
     let none = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-    asked.read(&mut [0; 4096]).unwrap();
+    let count = asked.read(&mut [0; 4096]).unwrap();
+    assert_ne!(count, 0);
     asked.write_all(none).unwrap();
     drop((asked, registry));
     assert_eq!(client.answer(1)["kind"], "not_found");

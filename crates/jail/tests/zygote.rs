@@ -79,10 +79,10 @@ fn main() {
         }),
         Trial::test("a_fork_has_an_environment_and_a_umask_of_its_own", || {
             let (said, ..) = of_kind("tell", "mica-tell")?;
-            match said == format!("false [\"{KEPT}\"] 22") {
-                true => Ok(()),
-                false => Err(said.into()),
+            if said != format!("false [\"{KEPT}\"] 22") {
+                return Err(said.into());
             }
+            Ok(())
         }),
         Trial::test("forks_for_several_threads_are_not_mixed_up", || {
             let look_often = |name: &str| {

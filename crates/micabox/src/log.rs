@@ -388,7 +388,7 @@ mod tests {
         writer.write(LogStream::Stderr, b"too");
         writer.finish().unwrap_err();
         let kept = (0, "before".to_owned());
-        assert_eq!(records(), [kept.clone()]);
+        assert_eq!(records(), std::slice::from_ref(&kept));
         lock(&writer.state).newest = None;
         writer.write(LogStream::Stdout, b"after");
         let known = [kept, (7, String::new()), (0, "after".to_owned())];

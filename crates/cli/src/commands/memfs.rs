@@ -131,8 +131,10 @@ fn leave_terminal() -> io::Result<()> {
     // It is no leader of processes, and a signal to its creator's is not for it.
     let _ = rustix::process::setsid();
     rustix::process::chdir("/")?;
-    io::stdout().write_all(&[1])?;
-    io::stdout().flush()?;
+    let mut ready = output::raw::stdout();
+    ready.write_all(&[1])?;
+    ready.flush()?;
+    drop(ready);
     let nowhere = File::options().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&nowhere)?;
     rustix::stdio::dup2_stderr(&nowhere)?;

@@ -69,7 +69,6 @@ impl Files {
         let ends = Ends {
             stdin: Stdio::Piped,
             stdout: Stdio::Piped,
-            ..Ends::default()
         };
         let mut operation = self.start("watching", path, &request, ends)?;
         let output = operation.process.stdout.take().ok_or(Error::BadReply)?;

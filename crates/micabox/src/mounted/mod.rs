@@ -51,7 +51,7 @@ const CONTROL: &str = "control";
 
 /// How long a server may take to end after its tree was unmounted, and one that saves what is in it.
 const PATIENCE: Duration = Duration::from_secs(10);
-const PATIENCE_TO_SAVE: Duration = Duration::from_mins(10);
+const PATIENCE_TO_SAVE: Duration = Duration::from_secs(600);
 
 /// Interval between looks at it.
 const POLL: Duration = Duration::from_millis(5);

@@ -116,13 +116,13 @@ impl Shown {
             let path = self.path.join(&event.path);
             told.entry = entry::of(files, &path, &accounts).await.ok();
         }
-        Told::Event(told)
+        Told::Event(Box::new(told))
     }
 }
 
 /// What a watch says.
 enum Told {
-    Event(Event),
+    Event(Box<Event>),
     /// Changes that it does not know.
     Missing,
     /// A change that clients know nothing of.

@@ -189,9 +189,11 @@ pub fn mount(text: &str) -> Result<MountFlag, String> {
     for field in &fields {
         let (key, value) = field.split_once('=').unwrap_or((field, ""));
         let key = key.to_ascii_lowercase();
-        let flag = || match field.contains('=') {
-            false => Ok(true),
-            true => boolean(value).ok_or_else(|| format!("`{field}`: expected true or false")),
+        let flag = || {
+            if !field.contains('=') {
+                return Ok(true);
+            }
+            boolean(value).ok_or_else(|| format!("`{field}`: expected true or false"))
         };
         let is_flag = matches!(
             key.as_str(),
