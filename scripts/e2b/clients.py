@@ -426,7 +426,9 @@ class Code(unittest.TestCase):
         self.assertEqual(len(box.list_code_contexts()), 1)
         with self.assertRaises(TimeoutException):
             # It ends once the code runs.
-            box.run_code("print('runs'); import time; time.sleep(60)", on_stdout=lambda _: box.kill())
+            box.run_code(
+                "print('runs'); import time; time.sleep(60)", on_stdout=lambda _: box.kill()
+            )
         with self.assertRaises(TimeoutException):
             box.run_code("1")
 

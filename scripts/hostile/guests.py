@@ -284,9 +284,7 @@ def a_container_at_the_hosts_nodes(world):
     names = ("null", "zero", "full", "random", "urandom", "tty")
     before = {name: os.stat(f"/dev/{name}") for name in names}
     script = "cd /dev; touch full; stat -c '%n %d %i' " + " ".join(names)
-    finished = inside(
-        world, script, "--backend", "host", "--net", "none", "--quiet", code=0
-    )
+    finished = inside(world, script, "--backend", "host", "--net", "none", "--quiet", code=0)
     seen = [line.split() for line in finished.text.splitlines()]
     assert len(seen) == len(names), finished.text
     for name, device, inode in seen:

@@ -121,7 +121,7 @@ def another_user_takes_names(world):
     command, environment = world.command(
         ("run", "--rm", "--quiet", "--backend", "host", "--net", "none", "box", "echo", "fine")
     )
-    take = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups python3 -c \"$TAKE\""
+    take = f'setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups python3 -c "$TAKE"'
     script = (
         f"coproc {{ ulimit -n 5000; exec {take}; }}; "
         f'read -ru "${{COPROC[0]}}" took; echo "$took"; {shlex.join(command)}'
