@@ -276,7 +276,7 @@ const COMMANDS: [(&str, &str); 106] = [
     ("store prune --dry-run", "freed"),
     ("doctor", "store"),
     ("info", "store"),
-    ("version --format @", ""),
+    ("version --format {{.Client.Version}}", "."),
     ("login -u name -p word @", USAGE),
     ("logout @", USAGE),
     ("help @", USAGE),

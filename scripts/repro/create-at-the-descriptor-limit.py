@@ -37,7 +37,8 @@ int main(void) {
         char name[64];
         snprintf(name, sizeof name, "/src/lock%d", n);
         if (open(name, O_CREAT | O_EXCL | O_WRONLY, 0444) < 0) {
-            printf("%d %d %d\n", n, errno, access(name, F_OK) == 0);
+            int error = errno;
+            printf("%d %d %d\n", n, error, access(name, F_OK) == 0);
             return 0;
         }
     }
