@@ -223,6 +223,20 @@ fn a_created_sandbox_starts_and_one_with_a_disk_restarts_under_its_new_name() {
     assert_eq!(state(&home, "store"), "running");
     home.output(&["rm", "-f", "store"]).ok();
 
+    // What happened to it is found by its labels, which Docker's clients know their containers by.
+    for (filters, is_found) in [
+        (&["label=app=db"][..], true),
+        (&["label=app"], true),
+        (&["label=app=d"], false),
+        (&["label=app", "label=tier"], false),
+    ] {
+        let starts = events(&home, &[filters, &["event=start"]].concat());
+        assert_eq!(!starts.is_empty(), is_found, "{filters:?}");
+        for (_, attributes) in starts {
+            assert_eq!(attributes["app"], "db");
+        }
+    }
+
     // One that is to be removed after its end is not before its start.
     home.output(&["create", "--rm", "--name", "gone", "box", "true"])
         .ok();

@@ -45,7 +45,8 @@ pub struct SandboxEvent {
     pub name: String,
     /// What it was made from.
     pub image: String,
-    /// What else there is to say, such as an `exit_code`.
+    /// The sandbox's labels, and what else there is to say, such as an `exit_code`, which precedes a label of
+    /// that name.
     #[serde(default)]
     pub attributes: BTreeMap<String, String>,
 }
@@ -54,7 +55,9 @@ pub struct SandboxEvent {
 pub(crate) fn note(root: &Path, record: &Record, action: &str, attributes: &[(&str, String)]) {
     let (time, nanos) = now();
     let cut = |value: &String| value.chars().take(MAX_VALUE).collect();
-    let attributes = attributes.iter();
+    let labels = record.labels.iter();
+    let labels = labels.map(|(name, value)| (name.as_str(), value));
+    let attributes = attributes.iter().map(|(name, value)| (*name, value));
     let event = SandboxEvent {
         time,
         nanos,
@@ -62,8 +65,9 @@ pub(crate) fn note(root: &Path, record: &Record, action: &str, attributes: &[(&s
         id: record.id.clone(),
         name: record.name.clone(),
         image: cut(&record.base.to_string()),
-        attributes: attributes
-            .map(|(name, value)| ((*name).to_owned(), cut(value)))
+        attributes: labels
+            .chain(attributes)
+            .map(|(name, value)| (name.to_owned(), cut(value)))
             .collect(),
     };
     if let Ok(mut line) = serde_json::to_vec(&event) {

@@ -224,12 +224,9 @@ fn files_of_a_running_sandbox_are_used_from_outside() {
     files.write("/watched/first", b"x").unwrap();
     let so_far: Vec<_> = watch.so_far().unwrap();
     let so_far: Vec<_> = so_far.iter().map(|event| event.change).collect();
-    let expected = [
-        FileChange::Created,
-        FileChange::Modified,
-        FileChange::Written,
-    ];
-    assert_eq!(so_far, expected);
+    // How often it is modified in between is the kernel's affair.
+    assert_eq!(so_far.first(), Some(&FileChange::Created), "{so_far:?}");
+    assert_eq!(so_far.last(), Some(&FileChange::Written), "{so_far:?}");
     let mut until = |change, path: &str| {
         let found = watch.by_ref().map(Result::unwrap);
         let found = found

@@ -32,7 +32,7 @@ pub struct Args {
     until: Option<Duration>,
 
     /// Show only events that match; may be repeated [event=die, sandbox=NAME, container=NAME, image=debian:12,
-    /// type=container]
+    /// label=NAME[=VALUE], type=container]
     #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = filter)]
     filters: Vec<(Key, String)>,
 
@@ -51,6 +51,7 @@ enum Key {
     Event,
     Sandbox,
     Image,
+    Label,
     Type,
 }
 
@@ -87,9 +88,9 @@ pub fn execute(args: &Args) -> Outcome {
 }
 
 impl Args {
-    /// Returns whether an event matches a value of each key.
+    /// Returns whether an event matches a value of each key, and all labels.
     fn matches(&self, event: &SandboxEvent) -> bool {
-        [Key::Event, Key::Sandbox, Key::Image, Key::Type]
+        [Key::Event, Key::Sandbox, Key::Image, Key::Label, Key::Type]
             .iter()
             .all(|key| {
                 let mut values = self
@@ -97,16 +98,18 @@ impl Args {
                     .iter()
                     .filter(|(other, _)| other == key)
                     .peekable();
-                values.peek().is_none()
-                    || values.any(|(_, value)| match key {
-                        Key::Event => event.action == *value,
-                        Key::Sandbox => {
-                            event.name == *value || event.id.starts_with(value.as_str())
-                        }
-                        Key::Image => event.image == *value,
-                        // Docker's word for a sandbox.
-                        Key::Type => value == TYPE,
-                    })
+                let is_so = |(_, value): &(Key, String)| match key {
+                    Key::Event => event.action == *value,
+                    Key::Sandbox => event.name == *value || event.id.starts_with(value.as_str()),
+                    Key::Image => event.image == *value,
+                    Key::Label => has_label(event, value),
+                    // Docker's word for a sandbox.
+                    Key::Type => value == TYPE,
+                };
+                match key {
+                    Key::Label => values.all(is_so),
+                    _ => values.peek().is_none() || values.any(is_so),
+                }
             })
     }
 
@@ -131,6 +134,16 @@ impl Args {
         );
         print(&format!("{}\n", line.replace('\n', " ")))
     }
+}
+
+/// Returns whether an event has a label, as `NAME` or `NAME=VALUE`.
+fn has_label(event: &SandboxEvent, label: &str) -> bool {
+    let (name, expected) = match label.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (label, None),
+    };
+    let found = event.attributes.get(name);
+    found.is_some_and(|value| expected.is_none_or(|expected| value == expected))
 }
 
 /// Returns an event with Docker's fields.
@@ -166,8 +179,13 @@ fn filter(text: &str) -> Result<(Key, String), String> {
         "event" => Key::Event,
         "sandbox" | "container" => Key::Sandbox,
         "image" => Key::Image,
+        "label" => Key::Label,
         "type" => Key::Type,
-        _ => return Err("no such key; there are event, sandbox, container, image, type".into()),
+        _ => {
+            return Err(
+                "no such key; there are event, sandbox, container, image, label, type".into(),
+            );
+        }
     };
     Ok((key, value.to_owned()))
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -154,6 +154,17 @@ fn by_kernel(mount: &Mount, patch: &Patch, archive: &Path) -> bool {
             true
         }
         Patch::File { to: path, .. } | Patch::Symlink { path, .. } => {
+            let to;
+            let path = match patch {
+                Patch::File { .. } => match through_links(mount, path) {
+                    Some(real) => {
+                        to = real;
+                        &to
+                    }
+                    None => return false,
+                },
+                _ => path,
+            };
             let (above, name) = split(path);
             let Ok(directory) = open(mount.path(), &above, OFlags::DIRECTORY) else {
                 return false;
@@ -185,6 +196,35 @@ fn by_kernel(mount: &Mount, patch: &Patch, archive: &Path) -> bool {
             tar.args(["--xattrs", "--xattrs-include=*", "--numeric-owner", "-xpf"]);
             run(tar.arg(archive).arg("-C").arg(real));
             true
+        }
+    }
+}
+
+/// Returns the path below the mount where the kernel opens or makes the file of a path, links at
+/// its end followed; none if it refuses.
+fn through_links(mount: &Mount, path: &[u8]) -> Option<Vec<u8>> {
+    let opened = open(mount.path(), path, OFlags::empty()).or_else(|error| match error {
+        rustix::io::Errno::NOENT => make_file(mount.path(), path),
+        _ => Err(error),
+    });
+    let opened = opened.ok()?;
+    let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    let real = fs::read_link(link).unwrap();
+    let below = real.strip_prefix(mount.path()).unwrap();
+    // Not the root, which nothing replaces.
+    below.file_name()?;
+    Some([b"/", below.as_os_str().as_bytes()].concat())
+}
+
+/// Makes a file at a path, where a link that dangles leads to if there is one.
+fn make_file(mount: &Path, path: &[u8]) -> rustix::io::Result<OwnedFd> {
+    let root = rustix::fs::open(mount, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+    loop {
+        match rustix::fs::openat2(&root, path, flags, Mode::RUSR, ResolveFlags::IN_ROOT) {
+            // A file was renamed somewhere on the machine (openat2(2)).
+            Err(rustix::io::Errno::AGAIN) => {}
+            made => return made,
         }
     }
 }

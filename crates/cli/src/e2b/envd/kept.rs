@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use micabox::SandboxRef;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -30,7 +31,7 @@ pub struct Note {
     pub config: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
-    /// Milliseconds since 1970 at which its time is over.
+    /// Milliseconds since this machine's start at which its time is over.
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<u64>,
 }
@@ -38,14 +39,14 @@ pub struct Note {
 impl Note {
     /// The note of a command that may take so long from now.
     pub fn new(config: Value, tag: Option<String>, time: Option<Duration>) -> Self {
-        let until = time.map(|time| millis(now().saturating_add(time)));
+        let until = time.map(|time| millis(since_start().saturating_add(time)));
         Self { config, tag, until }
     }
 
     /// How long it may still take.
     pub fn left(&self) -> Option<Duration> {
         let until = Duration::from_millis(self.until?);
-        Some(until.saturating_sub(now()))
+        Some(until.saturating_sub(since_start()))
     }
 
     /// Its text. Where that is too long, arguments are left out, and other servers don't show them.
@@ -63,6 +64,12 @@ impl Note {
             until: self.until,
         })
     }
+}
+
+/// All processes of a machine have this clock in common, and nobody sets it.
+fn since_start() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::try_from(now).unwrap_or_default()
 }
 
 fn now() -> Duration {
