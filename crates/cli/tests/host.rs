@@ -5,7 +5,7 @@ mod support;
 mod walls;
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 
@@ -142,6 +142,28 @@ fn signals_reach_the_command_as_they_are() {
     left.signal(15);
     assert_eq!(left.wait(), 128 + 15);
     assert!(home.output(&["top", "it"]).ok().contains("sleep 1000"));
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn without_sig_proxy_a_sandbox_outlives_the_reader_of_its_output_and_its_mica() {
+    let home = Home::new();
+    let flags = ["--name", "it", "--rm", "--sig-proxy=false"];
+    let script = "while :; do echo tick; echo tick >>/ticks; sleep 0.02; done";
+    let mut command = home.mica(&arguments(&flags, &["sh", "-c", script]));
+    let mut mica = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(mica.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line, "tick\n");
+    let ticks_go_on = "n=$(wc -l </ticks); until [ $(wc -l </ticks) -gt $((n + 20)) ]; do sleep 0.02; done";
+    home.output(&["exec", "it", "sh", "-c", ticks_go_on]).ok();
+    mica.kill().unwrap();
+    mica.wait().unwrap();
+    home.output(&["exec", "it", "sh", "-c", ticks_go_on]).ok();
     home.output(&["stop", "-t", "0", "it"]).ok();
     home.assert_nothing_left();
 }

@@ -4,7 +4,7 @@ use micabox::Cancel;
 
 use crate::failure::EXIT_MICA;
 use crate::run::attend::{Attention, attend};
-use crate::run::{DETACH_KEYS, Keys, Signals, our_streams};
+use crate::run::{DETACH_KEYS, Keys, Signals, farewell, our_streams};
 use crate::{Outcome, settings};
 
 /// Attach to the command of a running sandbox
@@ -49,12 +49,11 @@ fn attach(args: &Args) -> Outcome {
     let sandbox = sandboxes.get(&args.sandbox)?;
     let signals = Signals::catch(Cancel::default())?;
     let process = sandbox.attach(our_streams(!args.no_stdin))?;
-    let name = &sandbox.record().name;
     let attention = Attention {
         interactive: !args.no_stdin,
         proxies_signals: args.sig_proxy,
         keys: args.detach_keys.clone(),
-        farewell: format!("mica: detached; `mica attach {name}` returns to it\n"),
+        farewell: farewell(&sandbox.record().name),
     };
     attend(process, &attention, &signals)
 }

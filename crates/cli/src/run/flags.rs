@@ -110,6 +110,11 @@ impl Args {
         if self.command.detach && !self.command.attach.is_empty() {
             return Err(Failure::new("--attach and --detach exclude each other"));
         }
+        if self.command.timing.is_some() && !self.command.sig_proxy {
+            return Err(Failure::new(
+                "--timing and --sig-proxy=false exclude each other: the sandbox may outlive the mica that measures",
+            ));
+        }
         self.check()
     }
 

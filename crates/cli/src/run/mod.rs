@@ -23,7 +23,7 @@ pub use id_file::IdFile;
 pub use keys::{DEFAULT as DETACH_KEYS, Keys};
 pub use refused::refusal;
 pub use signals::Signals;
-pub use supervise::{detach, our_streams, start_failure};
+pub use supervise::{detach, farewell, our_streams, start_failure};
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -45,8 +45,8 @@ pub struct AttachOptions {
     pub has_stdin: bool,
     /// Whether the command's stdout and stderr go nowhere.
     pub silent: [bool; 2],
-    /// Whether signals end mica, and are not passed on to the command, which continues.
-    pub ends_with_signals: bool,
+    /// Whether the command continues when mica ends: signals are for mica, and output that nothing reads is dropped.
+    pub continues: bool,
     /// Whether the sandbox is detached.
     pub detached: bool,
     /// Whether a detached sandbox runs no command.
@@ -106,7 +106,7 @@ fn run(args: Args) -> Outcome {
         interactive: flags.interactive && !flags.detach,
         has_stdin: flags.interactive,
         silent: flags.silent(),
-        ends_with_signals: !flags.sig_proxy,
+        continues: !flags.sig_proxy,
         detached: flags.detach,
         idle: flags.idle,
         timeout: flags.timeout,
@@ -137,7 +137,11 @@ fn run(args: Args) -> Outcome {
         Begin::Idle | Begin::Reattach => None,
     };
     if !flags.detach {
-        return supervise::supervise(sandbox, command, &options, signals);
+        return if options.continues {
+            supervise::follow(sandbox, command, &options, &signals)
+        } else {
+            supervise::supervise(sandbox, command, &options, signals)
+        };
     }
     match detach(sandbox, command, &options, &signals)? {
         Ok(detached) => detached.print().map(|()| 0),

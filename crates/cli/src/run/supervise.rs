@@ -12,7 +12,8 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGWINCH};
 
 use super::flags::Timing;
-use super::signals::{Signals, ends_processes};
+use super::attend::{Attention, attend};
+use super::signals::Signals;
 use super::{AttachOptions, streams, terminal};
 use crate::Outcome;
 use crate::failure::{EXIT_MICA, Failure};
@@ -67,9 +68,7 @@ pub fn supervise(
         Err(code) => {
             let name = sandbox.record().name.clone();
             sandbox.detach()?;
-            write_stderr(&format!(
-                "mica: detached; `mica attach {name}` returns to it\n"
-            ));
+            write_stderr(&farewell(&name));
             return Ok(code);
         }
     };
@@ -108,6 +107,34 @@ pub fn detach(
     }
     sandbox.detach()?;
     Ok(Ok(detached))
+}
+
+/// Starts `command` in the sandbox, detaches the sandbox and attends to the command as `mica attach` does. A signal
+/// ends mica, not the command.
+pub fn follow(
+    sandbox: Result<Sandbox, Error>,
+    command: Option<&Command>,
+    options: &AttachOptions,
+    signals: &Signals,
+) -> Outcome {
+    let sandbox = match created(sandbox, signals)? {
+        Ok(sandbox) => sandbox,
+        Err(code) => return Ok(code),
+    };
+    let attention = Attention {
+        interactive: options.interactive,
+        proxies_signals: false,
+        keys: options.detach_keys.clone(),
+        farewell: farewell(&sandbox.record().name),
+    };
+    let process = start(&sandbox, command, exec_options(options)).map_err(start_failure)?;
+    sandbox.detach()?;
+    attend(process, &attention, signals)
+}
+
+/// What mica says of a sandbox that it leaves running.
+pub fn farewell(name: &str) -> String {
+    format!("mica: detached; `mica attach {name}` returns to it\n")
 }
 
 /// A detached sandbox.
@@ -184,7 +211,7 @@ fn exec_options(options: &AttachOptions) -> ExecOptions {
         lifetime: true,
         timeout: options.timeout.filter(|timeout| !timeout.is_zero()),
         grace: Duration::from_secs(options.stop_timeout),
-        detach: options.detached,
+        detach: options.detached || options.continues,
         measure: options.timing.is_some(),
         stdout: or_nothing(streams.stdout, without_stdout),
         stderr: or_nothing(streams.stderr, without_stderr),
@@ -244,10 +271,6 @@ impl Watch<'_> {
         loop {
             // All sources are checked in each turn; none of the checks blocks.
             for signal in signals.take() {
-                if self.options.ends_with_signals && ends_processes(signal) && !self.is_over {
-                    self.handle.leave();
-                    return Ok(Err(exit_code_of(signal)));
-                }
                 self.signal(signal);
             }
             if !self.is_over && !matches!(self.handle.wait_timeout(Duration::ZERO), Ok(None)) {
@@ -327,7 +350,6 @@ impl Watch<'_> {
             }
             SIGINT | SIGTERM | SIGHUP if !self.is_asked => self.ask(),
             SIGINT | SIGTERM | SIGHUP => self.sandbox.kill(),
-            _ if self.options.ends_with_signals => {}
             other => self.handle.signal(other),
         }
     }

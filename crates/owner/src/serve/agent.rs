@@ -370,7 +370,8 @@ impl Owner {
 
     /// Handles an output that nothing reads any more, or that can't be written. If it belongs to the command with the
     /// sandbox's lifetime and `matters` (it is stdout, or more was to be written), the command and
-    /// the sandbox end. Another command gets SIGPIPE, if it was started so.
+    /// the sandbox end, unless the command continues without its client: its output is then dropped.
+    /// Another command gets SIGPIPE, if it was started so.
     fn output_broken(&mut self, id: u32, stream: OutputStream, matters: bool, why: Errno) {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
@@ -382,9 +383,12 @@ impl Owner {
             }
             command.unwritten.get_or_insert(why);
         }
+        let continues = command.lifetime && command.detach;
         let output = command.output(stream);
         let credit = output.discard();
-        if !matters {
+        if continues {
+            output.sink = Sink::Discard;
+        } else if !matters {
             output.sink = Sink::Broken;
         }
         let (lifetime, has_ended) = (command.lifetime, command.exit.is_some());
@@ -392,7 +396,7 @@ impl Owner {
         if !has_ended {
             self.link.outbox.credit(id, stream, credit);
         }
-        if matters && lifetime {
+        if matters && lifetime && !continues {
             self.unseen(id);
         } else if matters && sigpipe {
             self.signal(id, libc::SIGPIPE);
