@@ -12,8 +12,8 @@ help:
 	@echo 'make test    run all tests; as root also those that mount, and that boot VMs'
 	@echo 'make test-kvm   only those of our own VMM, on this KVM or in an emulated machine with one'
 	@echo
-	@echo 'make check   formatting, clippy and unit tests: the edit loop'
-	@echo 'make lint    all that is found without running anything; warnings are errors'
+	@echo 'make check   formatting, clippy and unit tests of what is edited: the edit loop'
+	@echo 'make lint    all that is found without running anything'
 	@echo
 	@echo 'make setup   install the Debian packages that are missing'
 	@echo 'make guest   build the guest kernel (once) and agent into target/guest'

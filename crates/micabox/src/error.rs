@@ -238,7 +238,7 @@ pub enum Error {
     /// The operation is not possible on a root disk that is written to.
     #[error("{0} needs a root that is not written to")]
     NotInPlace(&'static str),
-    /// ImageEdit in place were requested without a root disk that is written to.
+    /// Changes in place were requested without a root disk that is written to.
     #[error("changes in place need a root disk that is opened for writing")]
     NoPlace,
     /// A record names an image by something that is not a digest.

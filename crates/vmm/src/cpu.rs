@@ -17,12 +17,14 @@ impl Flags {
     /// 8000_0001h, ECX bit 2 (SVM); leaf 8000_0007h, EDX bit 8 (invariant TSC).
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn read() -> Self {
-        use std::arch::x86_64::__cpuid;
+        // SAFETY: every x86-64 has CPUID. Newer compilers than the oldest that will do know that.
+        #[allow(unsafe_code, unused_unsafe)]
+        let cpuid = |leaf| unsafe { std::arch::x86_64::__cpuid(leaf) };
 
         const EXTENDED: u32 = 0x8000_0000;
-        let most = __cpuid(EXTENDED).eax;
-        let extended = |leaf| (EXTENDED + leaf <= most).then(|| __cpuid(EXTENDED + leaf));
-        let first = __cpuid(1).ecx;
+        let most = cpuid(EXTENDED).eax;
+        let extended = |leaf| (EXTENDED + leaf <= most).then(|| cpuid(EXTENDED + leaf));
+        let first = cpuid(1).ecx;
         let vmx = first & 1 << 5 != 0;
         let svm = extended(1).is_some_and(|leaf| leaf.ecx & 1 << 2 != 0);
         Self {

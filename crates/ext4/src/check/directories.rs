@@ -138,7 +138,8 @@ fn scan_block(
         if let Some((seen, name)) = dot.and_then(|dot| dots.get_mut(dot).zip(DOTS.get(dot))) {
             *seen = entry.name == *name && entry.inode != 0;
             if *seen && block.get(at + ENTRY_HEADER + name.len()) != Some(&0) {
-                let what = format_args!("'{}' is not NULL terminated", name.escape_ascii());
+                let name = name.escape_ascii();
+                let what = format_args!("'{name}' is not NULL terminated");
                 state.found.inode(number, what);
             }
         }

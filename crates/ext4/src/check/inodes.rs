@@ -362,7 +362,8 @@ fn contents(state: &mut State, inode: &Inode, facts: &Facts, attribute_blocks: u
             if inode.has(flags::IMMUTABLE)
                 && (4..15).any(|index| word(inode.block(), index) != 0) =>
         {
-            let what = format_args!("is an illegal {}", kind.name());
+            let kind = kind.name();
+            let what = format_args!("is an illegal {kind}");
             state.found.inode(number, what);
         }
         _ => {}
