@@ -1,11 +1,10 @@
 //! Layers that consist of metadata: limits of the host's memory that they may take.
 
-mod layer;
-
-use layer::archive::Archive;
-use layer::{assert_no_trace, convert, expect, gzip, store};
 use micabox_image::Limits;
 use micabox_image::convert::{Reason, convert_layer};
+
+use crate::layer::archive::Archive;
+use crate::layer::{assert_no_trace, convert, expect, gzip, store};
 
 const MIB: usize = 1 << 20;
 

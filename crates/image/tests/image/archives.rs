@@ -1,16 +1,15 @@
 //! Layers give back the archives that they were made from. The other tests assert this for all
 //! archives that they convert; these tests are for what else may fail.
 
-mod layer;
-
 use std::fs;
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-use layer::archive::Archive;
-use layer::{TestStore, archive_of, convert, fast_store, store};
 use micabox_image::store::{Error, FsckOptions, Layer, Repair};
 use proptest::prelude::*;
+
+use crate::layer::archive::Archive;
+use crate::layer::{self, TestStore, archive_of, convert, fast_store, store};
 
 /// Every relation of an archive's bytes to the image: in it, not in it, and in another order.
 fn everything() -> Vec<u8> {

@@ -1,20 +1,12 @@
 //! Saves images: the archives contain the same images, as read by us, by skopeo and, as far as its
 //! format allows, by Docker.
 
-#[allow(dead_code, reason = "the pull tests use more of it")]
-#[path = "load/image.rs"]
-mod image;
-mod layer;
-
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use image::{TestImage, TestLayer};
-use layer::archive::Archive;
-use layer::{TestStore, store};
 use micabox_image::ArchiveFormat;
 use micabox_image::progress::Silent;
 use micabox_image::store::{Error, Image};
@@ -22,8 +14,9 @@ use micabox_image::{
     Compression, Digest, LoadOptions, SaveError, SaveOptions, Settings, load, save,
 };
 
-// Conversions run in a worker.
-micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
+use crate::image::{TestImage, TestLayer};
+use crate::layer::archive::Archive;
+use crate::layer::{TestStore, store};
 
 fn options(format: ArchiveFormat, compression: Option<Compression>) -> SaveOptions {
     SaveOptions {

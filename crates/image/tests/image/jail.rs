@@ -1,8 +1,6 @@
 //! Conversion by a worker in the jail: the same layers and errors as without, and the limits of
 //! what the worker can access.
 
-mod layer;
-
 use std::fs;
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,13 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use layer::archive::Archive;
-use layer::{TestStore, assert_no_trace, expect, expect_typed, gzip, store};
 use micabox_image::convert::{Error, Expect, Place, Reason, convert_layer_in};
 use micabox_image::store::{Error as StoreError, Layer};
 use micabox_image::{Digest, Limits, Store};
 
-micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
+use crate::layer::archive::Archive;
+use crate::layer::{self, TestStore, assert_no_trace, expect, expect_typed, gzip, store};
 
 /// One test at a time: they search for their workers among this process's children.
 static ONE: Mutex<()> = Mutex::new(());

@@ -1,20 +1,20 @@
 //! Runs the fuzz targets on mutated archives, blobs, documents and recipes.
 
 #[allow(missing_docs)]
-#[path = "../../../fuzz/src/archive.rs"]
+#[path = "../../../../fuzz/src/archive.rs"]
 mod archive;
 #[allow(missing_docs)]
-#[path = "../../../fuzz/src/compressed.rs"]
+#[path = "../../../../fuzz/src/compressed.rs"]
 mod compressed;
 #[allow(missing_docs)]
-#[path = "../../../fuzz/src/documents.rs"]
+#[path = "../../../../fuzz/src/documents.rs"]
 mod documents;
 #[allow(dead_code, reason = "stacks are for another target")]
-#[path = "../../../fuzz/src/erofs_seeds.rs"]
+#[path = "../../../../fuzz/src/erofs_seeds.rs"]
 mod erofs_seeds;
-#[path = "../../../fuzz/src/mutate.rs"]
+#[path = "../../../../fuzz/src/mutate.rs"]
 mod mutate;
-#[path = "../../../fuzz/src/recipe.rs"]
+#[path = "../../../../fuzz/src/recipe.rs"]
 mod recipe;
 
 #[test]

@@ -7,8 +7,8 @@ use micabox_image::Digest;
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::Loader;
-use crate::bundle::{Bundle, File, REF_NAME, blob, docker_save, layout, named, plain_layer, write};
+use super::Loader;
+use super::bundle::{Bundle, File, REF_NAME, blob, docker_save, layout, named, plain_layer, write};
 use crate::image::TestImage;
 use crate::layer::gzip;
 

@@ -1,16 +1,15 @@
 //! Layers that are EROFS images.
 
-mod layer;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use layer::archive::Archive;
-use layer::tree::run;
-use layer::{OpenLayer, assert_no_trace, check_structure, expect_typed, store};
 use micabox_image::Limits;
 use micabox_image::convert::{Expect, Reason, convert_layer};
+
+use crate::layer::archive::Archive;
+use crate::layer::tree::run;
+use crate::layer::{self, OpenLayer, assert_no_trace, check_structure, expect_typed, store};
 
 /// Makes an image of a tree with `mkfs.erofs`.
 fn mkfs(tree: impl Fn(&Path), options: &[&str]) -> Vec<u8> {

@@ -1,15 +1,14 @@
 //! A store is private to its owner.
 
-mod layer;
-
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
-use layer::archive::Archive;
-use layer::{convert, store};
 use micabox_image::Store;
+
+use crate::layer::archive::Archive;
+use crate::layer::{convert, store};
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o7777

@@ -1,17 +1,16 @@
 //! Random archives are compared with a model of the rules that is too simple to be wrong; damaged
 //! ones must be refused or give a sound image.
 
-mod layer;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use layer::archive::{Archive, BLOCK};
-use layer::{OpenLayer, convert, expect, fast_store, gzip};
 use micabox_erofs::format::FileType;
 use micabox_erofs::{Reader, check};
 use micabox_image::Limits;
 use micabox_image::convert::convert_layer;
 use proptest::prelude::*;
+
+use crate::layer::archive::{Archive, BLOCK};
+use crate::layer::{self, OpenLayer, convert, expect, fast_store, gzip};
 
 /// An entry of a random archive. Paths consist of a few names, so that they collide often.
 #[derive(Debug, Clone)]

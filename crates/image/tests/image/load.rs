@@ -1,10 +1,5 @@
 //! Loads images from layouts and archives: every format that tools write, and invalid ones.
 
-#[allow(dead_code, reason = "the pull tests use more of it")]
-mod image;
-#[path = "../layer/mod.rs"]
-mod layer;
-
 mod bundle;
 mod documents;
 mod hostile;
@@ -21,11 +16,8 @@ use micabox_image::progress::Event;
 use micabox_image::store::Image;
 use micabox_image::{LoadError, LoadOptions, Progress, Reference, Settings, load};
 
-use image::TestImage;
-use layer::{TestStore, store};
-
-// Conversions run in a worker.
-micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
+use crate::image::TestImage;
+use crate::layer::{self, TestStore, store};
 
 /// Records the notices.
 #[derive(Default)]

@@ -6,12 +6,12 @@ use std::thread;
 use micabox_image::Digest;
 use serde_json::json;
 
-use crate::bundle::{
+use super::bundle::{
     Bundle, FULL_NAME, File, REF_NAME, blob, docker_save, layout, named, plain_layer, write,
 };
+use super::{Loader, assert_is};
 use crate::image::{TestImage, TestLayer, index};
 use crate::layer::gzip;
-use crate::{Loader, assert_is};
 
 fn small() -> TestImage {
     TestImage::small()

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::bundle::{REF_NAME, layout, named, plain_layer};
+use super::bundle::{REF_NAME, layout, named, plain_layer};
+use super::{Loader, assert_is};
 use crate::image::{TestImage, TestLayer};
-use crate::{Loader, assert_is};
 
 fn skopeo(directory: &Path, from: &str, to: &str) {
     let output = Command::new("skopeo")

@@ -1,8 +1,6 @@
 //! Compares conversions, mounted by the kernel, with extractions by GNU tar: both trees must be
 //! the same in everything that a user could observe.
 
-mod layer;
-
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
@@ -10,10 +8,11 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use layer::archive::Archive;
-use layer::tree::{self, Mounted, run};
-use layer::{check_structure, convert, store};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps};
+
+use crate::layer::archive::Archive;
+use crate::layer::tree::{self, Mounted, run};
+use crate::layer::{check_structure, convert, store};
 
 /// Converts and extracts `archive`, and compares the trees.
 fn compare(archive: &Path) {

@@ -1,20 +1,19 @@
 //! Views of an image that lack some of its paths.
 
-mod layer;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use layer::archive::Archive;
-use layer::image::publish;
-use layer::tree::{self, Mounted, run};
-use layer::{TestStore, check_structure_over, store};
 use micabox_erofs::Reader;
 use micabox_image::store::{FsckOptions, Image, PruneOptions, Repair};
 use micabox_image::{Hidden, Trim, identity};
+
+use crate::layer::archive::Archive;
+use crate::layer::image::publish;
+use crate::layer::tree::{self, Mounted, run};
+use crate::layer::{TestStore, check_structure_over, store};
 
 /// Two layers, with hard links out of and into what is hidden, also from one layer to the other.
 fn layers() -> Vec<Vec<u8>> {

@@ -3,19 +3,18 @@
 //!
 //! The other processes are this test binary again, directed by environment variables.
 
-mod layer;
-
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use layer::archive::Archive;
-use layer::{TestStore, expect, fast_store, gzip, store};
 use micabox_image::convert::{Expect, convert_layer};
 use micabox_image::store::{Claim, PruneOptions};
 use micabox_image::{Digest, Limits, Store};
+
+use crate::layer::archive::Archive;
+use crate::layer::{TestStore, expect, fast_store, gzip, store};
 
 const ACTION: &str = "MICABOX_TEST_ACTION";
 const STORE: &str = "MICABOX_TEST_STORE";
@@ -91,7 +90,7 @@ struct Process {
 impl Process {
     fn start(action: &str, store: &Store, diff_id: &Digest) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["child", "--exact", "--nocapture"])
+            .args(["processes::child", "--exact", "--nocapture"])
             .env(ACTION, action)
             .env(STORE, store.root())
             .env(DIFF_ID, diff_id.to_string())

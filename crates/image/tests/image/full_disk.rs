@@ -1,16 +1,15 @@
 //! A disk that fills up, at every possible size.
 
-mod layer;
-
 use std::path::Path;
 
-use layer::archive::Archive;
-use layer::image::documents;
-use layer::tree::{Mounted, run};
-use layer::{assert_no_trace, expect};
 use micabox_image::convert::{Reason, convert_layer};
 use micabox_image::store::Error;
 use micabox_image::{Limits, Reference, Store};
+
+use crate::layer::archive::Archive;
+use crate::layer::image::documents;
+use crate::layer::tree::{Mounted, run};
+use crate::layer::{assert_no_trace, expect};
 
 fn archive() -> Vec<u8> {
     let noise: Vec<u8> = (0..600_000u64)

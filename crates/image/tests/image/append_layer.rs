@@ -1,13 +1,8 @@
 //! New images on top of others.
 
-mod layer;
-
 use std::fs;
 use std::io::{self, Read};
 
-use layer::archive::Archive;
-use layer::image::publish;
-use layer::{TestStore, archive_of, fast_store, refusal as archive_refusal};
 use micabox_erofs::Reader;
 use micabox_image::ArchiveFormat;
 use micabox_image::convert::Place;
@@ -17,6 +12,10 @@ use micabox_image::{
     AppendLayerError, Digest, DockerConfig, ImageEdit, Limits, SaveOptions, append_layer, save,
 };
 use serde_json::{Value, json};
+
+use crate::layer::archive::Archive;
+use crate::layer::image::publish;
+use crate::layer::{self, TestStore, archive_of, fast_store, refusal as archive_refusal};
 
 fn base(store: &TestStore) -> Image {
     let archives = [

@@ -3,9 +3,9 @@
 use micabox_image::Digest;
 use serde_json::{Value, json};
 
-use crate::bundle::{Bundle, REF_NAME, blob, docker_save, layout, named, plain_layer};
+use super::bundle::{Bundle, REF_NAME, blob, docker_save, layout, named, plain_layer};
+use super::{Loader, assert_is};
 use crate::image::{TestImage, TestLayer, index};
-use crate::{Loader, assert_is};
 
 const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";

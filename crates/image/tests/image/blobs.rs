@@ -1,15 +1,16 @@
 //! Blobs on their way to a layer: with every compression, every kind of damage, every false claim,
 //! and over every limit.
 
-mod layer;
-
 use std::io::{self, Read};
 
-use layer::archive::Archive;
-use layer::{TestStore, assert_no_trace, check_structure, expect, expect_typed, gzip, store};
 use micabox_image::convert::{Error, Expect, Reason, convert_layer};
 use micabox_image::store::Layer;
 use micabox_image::{Digest, Limits};
+
+use crate::layer::archive::Archive;
+use crate::layer::{
+    self, TestStore, assert_no_trace, check_structure, expect, expect_typed, gzip, store,
+};
 
 fn archive() -> Vec<u8> {
     let noise: Vec<u8> = (0..300_000u64)

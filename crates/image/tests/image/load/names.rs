@@ -3,12 +3,12 @@
 use micabox_image::Digest;
 use serde_json::json;
 
-use crate::Loader;
-use crate::bundle::{FULL_NAME, REF_NAME, blob, docker_save, layout, named, plain_layer};
+use super::Loader;
+use super::bundle::{FULL_NAME, REF_NAME, blob, docker_save, layout, named, plain_layer};
 use crate::image::{TestImage, index};
 
 /// Loads an archive, and returns whether the image has the name then.
-fn has_name(bundle: &crate::bundle::Bundle, name: &str) -> bool {
+fn has_name(bundle: &super::bundle::Bundle, name: &str) -> bool {
     let directory = tempfile::tempdir().unwrap();
     let loader = Loader::new();
     let loaded = loader.load(&bundle.write_archive(directory.path()), None);

@@ -7,8 +7,8 @@ use std::process::Command;
 use micabox_image::{Digest, Platform};
 use serde_json::{Value, json};
 
-use crate::Loader;
-use crate::bundle::{Bundle, REF_NAME, layout, named};
+use super::Loader;
+use super::bundle::{Bundle, REF_NAME, layout, named};
 use crate::image::{TestImage, TestLayer};
 use crate::layer::tree::run;
 

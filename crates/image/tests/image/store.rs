@@ -1,16 +1,15 @@
 //! Maintenance of the store: usage, prune, remove, leases, fsck and its repairs.
 
-mod layer;
-
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use layer::archive::Archive;
-use layer::image::publish;
-use layer::{TestStore, convert, store};
 use micabox_image::Digest;
 use micabox_image::store::{Error, FsckReport, Image, PruneOptions, Repair};
+
+use crate::layer::archive::Archive;
+use crate::layer::image::publish;
+use crate::layer::{TestStore, convert, store};
 
 /// Layers that several images share: a common base, and a top layer for each name.
 fn layers(name: &str) -> Vec<Vec<u8>> {

@@ -3,9 +3,9 @@
 use micabox_image::{Digest, Platform};
 use serde_json::{Value, json};
 
-use crate::bundle::{REF_NAME, docker_save, layout, named, plain_layer};
+use super::bundle::{REF_NAME, docker_save, layout, named, plain_layer};
+use super::{Loader, assert_is};
 use crate::image::{TestImage, TestLayer, index};
-use crate::{Loader, assert_is};
 
 /// Makes an image whose config `edit` changed.
 fn with_config(edit: impl Fn(&mut Value)) -> TestImage {
@@ -89,8 +89,8 @@ fn an_entry_with_half_a_platform_has_that_of_its_config() {
         let entry = json!({"mediaType": "application/vnd.oci.image.index.v1+json",
             "digest": Digest::of(&nested), "size": nested.len(), "annotations": {REF_NAME: "x:1"}});
         let bundle = layout(&[entry], &[&image])
-            .with(&crate::bundle::blob(&Digest::of(&nested)), nested)
-            .with(&crate::bundle::blob(&Digest::of(b"{}")), "{}");
+            .with(&super::bundle::blob(&Digest::of(&nested)), nested)
+            .with(&super::bundle::blob(&Digest::of(b"{}")), "{}");
         let directory = tempfile::tempdir().unwrap();
         let loader = Loader::new();
         assert_is(

@@ -1,19 +1,18 @@
 //! Images in the store: publication, lookup by name, descriptors for QEMU.
 
-mod layer;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use layer::archive::Archive;
-use layer::image::{documents, publish};
-use layer::tree::{self, Mounted, run};
-use layer::{TestStore, check_structure_over, convert, store};
 use micabox_erofs::format::FileType;
 use micabox_erofs::{BLOCK_SIZE, Concat, Reader};
 use micabox_image::store::{Error, Image};
 use micabox_image::{Digest, Reference, Store, identity};
+
+use crate::layer::archive::Archive;
+use crate::layer::image::{documents, publish};
+use crate::layer::tree::{self, Mounted, run};
+use crate::layer::{TestStore, check_structure_over, convert, store};
 
 fn two_layers() -> Vec<Vec<u8>> {
     vec![

@@ -1,13 +1,12 @@
 //! Archives in the dialects of all archivers.
 
-mod layer;
-
 use std::os::unix::fs::MetadataExt;
 
-use layer::archive::{Archive, BLOCK, record};
-use layer::{convert, expect, fast_store, layer, refusal, store};
 use micabox_image::convert::convert_layer;
 use micabox_image::{Digest, Limits};
+
+use crate::layer::archive::{Archive, BLOCK, record};
+use crate::layer::{convert, expect, fast_store, layer, refusal, store};
 
 #[test]
 fn pax_records_override_everything_in_the_header() {

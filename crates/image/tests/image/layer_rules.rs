@@ -1,10 +1,9 @@
 //! OCI's rules for layers, and the decisions of `docs/oci.md`.
 
-mod layer;
-
-use layer::archive::Archive;
-use layer::{layer, refusal};
 use micabox_erofs::format::{FileType, decode_device};
+
+use crate::layer::archive::Archive;
+use crate::layer::{layer, refusal};
 
 #[test]
 fn a_whiteout_hides_a_name_of_lower_layers() {
