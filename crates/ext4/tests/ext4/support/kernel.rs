@@ -11,8 +11,8 @@ use std::process::Command;
 use micabox_ext4::{Errno, Rename};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, XattrFlags};
 
-use crate::e2fsprogs::run;
-use crate::model::{Op, Outcome, summary};
+use super::e2fsprogs::run;
+use super::model::{Op, Outcome, summary};
 
 /// A mounted image; unmounted when this value is dropped.
 pub struct Mount {
@@ -122,7 +122,7 @@ impl Mount {
         }
     }
 
-    /// Describes every inode in the form of [`crate::model::describe`].
+    /// Describes every inode in the form of [`super::model::describe`].
     pub fn describe(&self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let mut rest = vec![(String::new(), self.path().to_owned())];

@@ -1,22 +1,13 @@
 //! Cuts histories off at every write; unflushed writes are reordered, lost or torn.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/engine.rs"]
-mod engine;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/model/mod.rs"]
-mod model;
-
 use std::collections::BTreeSet;
 
-use engine::Image;
 use micabox_ext4::check::check;
 use micabox_ext4::device::Memory;
 use micabox_ext4::{BlockDevice, DeviceError, Errno, Ext4, Options};
-use model::{Model, Op, Random};
+
+use crate::support::engine::{self, Image};
+use crate::support::model::{self, Model, Op, Random};
 
 const SECTOR: usize = 512;
 const BLOCK: usize = 4096;

@@ -1,16 +1,10 @@
 //! Tests what else replaying a journal repairs, as a mount does.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/engine.rs"]
-mod engine;
-
-use e2fsprogs::{debugfs, run, tool};
-use engine::{Image, owner};
 use micabox_ext4::check::check;
 use micabox_ext4::{Ext4, Options, ROOT};
+
+use crate::support::e2fsprogs::{self, debugfs, run, tool};
+use crate::support::engine::{Image, owner};
 
 /// Running kernels count free blocks and inodes only in the groups: the superblock has the counts
 /// of the time of the mount, in its place and in the log. debugfs makes such a disk.

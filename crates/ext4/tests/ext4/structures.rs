@@ -1,7 +1,7 @@
 //! Runs the fuzz targets on mutated structures: they neither panic nor hang, and a filesystem that
 //! the check accepts can be read and changed, and is accepted afterwards.
 
-#[path = "../../../fuzz/src/ext4.rs"]
+#[path = "../../../../fuzz/src/ext4.rs"]
 mod ext4;
 
 /// A small generator of numbers; deterministic.

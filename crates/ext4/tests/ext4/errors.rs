@@ -1,18 +1,13 @@
 //! Tests filesystems marked as having errors: they are read and replayed but not written, and a
 //! check without findings clears the mark.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/engine.rs"]
-mod engine;
-
-use engine::{Image, owner};
 use micabox_ext4::check::{check, clear_errors};
 use micabox_ext4::device::{Memory, ReadOnly};
 use micabox_ext4::format::superblock::{STATE_ERROR, SUPERBLOCK_OFFSET, Superblock};
 use micabox_ext4::{BlockDevice, Error, Ext4, Options, ROOT};
+
+use crate::support::e2fsprogs;
+use crate::support::engine::{Image, owner};
 
 /// Returns the options for a copy, or for a filesystem that must remain usable.
 fn despite() -> Options {

@@ -2,12 +2,6 @@
 //! changed and all checksums were corrected: the check must report what e2fsck reports, and further
 //! findings must be among those that the check lists as beyond e2fsck.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-#[path = "support/places.rs"]
-mod places;
-
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, symlink};
@@ -16,7 +10,9 @@ use std::sync::Arc;
 
 use micabox_ext4::check::{BEYOND_E2FSCK, Finding, check};
 use micabox_ext4::{Ext4, FileKind, Options, Owner, ROOT, SetXattr};
-use places::{Place, Places, What};
+
+use crate::support::e2fsprogs;
+use crate::support::places::{Place, Places, What};
 
 /// Options of mke2fs. Small, so that thousands can be checked in a minute.
 const SHAPES: [&str; 8] = [

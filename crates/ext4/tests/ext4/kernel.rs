@@ -1,21 +1,10 @@
 //! Compares the kernel's ext4 with this crate on the same images, in both directions.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/engine.rs"]
-mod engine;
-#[path = "support/kernel.rs"]
-mod kernel;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/model/mod.rs"]
-mod model;
-
-use engine::Image;
-use kernel::{Mount, agrees};
 use micabox_ext4::{Errno, Ext4, Options};
-use model::{Model, Op, Random, assert_includes};
+
+use crate::support::engine::{self, Image};
+use crate::support::kernel::{Mount, agrees};
+use crate::support::model::{self, Model, Op, Random, assert_includes};
 
 /// Whether an operation means the same with paths as with inodes: no symbolic link is on the path,
 /// and contents and attributes are a file's.

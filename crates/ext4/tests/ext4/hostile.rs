@@ -1,19 +1,11 @@
 //! Checks malicious images: whatever they contain, operations end with a result or an error.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/engine.rs"]
-mod engine;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/model/mod.rs"]
-mod model;
-
-use engine::{Image, owner};
 use micabox_ext4::device::Memory;
 use micabox_ext4::{BlockDevice, Ext4, Fallocate, FileKind, Ino, Options, ROOT, Rename, SetXattr};
-use model::{Model, Op, Random};
+
+use crate::support::e2fsprogs;
+use crate::support::engine::{Image, owner};
+use crate::support::model::{self, Model, Op, Random};
 
 /// More entries than any image here has; a directory in a cycle has more.
 const PATIENCE: usize = 3000;

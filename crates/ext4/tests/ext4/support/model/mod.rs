@@ -1,7 +1,5 @@
 //! Random operations and their expected results: a filesystem as a tree in memory.
 
-#![allow(unused_imports, reason = "every test binary uses a part of it")]
-
 mod comparison;
 mod engine;
 mod operations;

@@ -1,19 +1,13 @@
 //! Reads, then changes, filesystems that mke2fs made and debugfs or mke2fs filled.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/engine.rs"]
-mod engine;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 
-use engine::{Image, owner};
 use micabox_ext4::{BlockDevice, Ext4, FileKind, ROOT};
+
+use crate::support::engine::{Image, owner};
 
 /// Options of mke2fs that change the layout.
 const SHAPES: [&[&str]; 16] = [

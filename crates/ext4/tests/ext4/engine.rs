@@ -1,15 +1,9 @@
 //! Tests the engine, checked with e2fsck.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/engine.rs"]
-mod engine;
-
-use engine::{Image, owner};
 use micabox_ext4::mkfs::Journal;
 use micabox_ext4::{Errno, Ext4, Fallocate, FileKind, Options, Owner, ROOT, Rename, SetXattr};
+
+use crate::support::engine::{Image, owner};
 
 #[test]
 fn a_file_is_created_written_and_read() {

@@ -1,19 +1,13 @@
 //! Checks small filesystems that pretend to hold much: reading them ends, takes little memory, and
 //! the error names the inode.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/engine.rs"]
-mod engine;
-
-use engine::{Image, owner};
 use micabox_ext4::check::check;
 use micabox_ext4::device::{Memory, ReadOnly};
 use micabox_ext4::format::fields;
 use micabox_ext4::format::inode::{RawInode, flags};
 use micabox_ext4::{Error, Ext4, Ino, Options, ROOT, Result, SetXattr};
+
+use crate::support::engine::{Image, owner};
 
 /// Returns the result of `work`, which must not use more than `most` bytes of memory at a time.
 #[track_caller]

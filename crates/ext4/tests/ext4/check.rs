@@ -1,9 +1,5 @@
 //! Compares the check with e2fsck's verdicts.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
@@ -11,6 +7,8 @@ use std::path::Path;
 use micabox_ext4::check::{Finding, check};
 use micabox_ext4::device::Memory;
 use micabox_ext4::mkfs::{Journal, Options, mkfs};
+
+use crate::support::e2fsprogs;
 
 fn check_file(path: &Path) -> Vec<Finding> {
     check(&File::open(path).unwrap())

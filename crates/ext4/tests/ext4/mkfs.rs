@@ -1,14 +1,12 @@
 //! Checks new filesystems with e2fsprogs and the kernel.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 use micabox_ext4::device::{BlockDevice, DeviceError, Memory};
 use micabox_ext4::mkfs::{Journal, MkfsError, Options, Summary, mkfs};
+
+use crate::support::e2fsprogs;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

@@ -1,14 +1,12 @@
 //! Checks growing with e2fsprogs and the kernel.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-
 use std::fs::File;
 
 use micabox_ext4::check::check;
 use micabox_ext4::mkfs::{Journal, Options, mkfs};
 use micabox_ext4::resize::{ResizeError, Resized, grow};
+
+use crate::support::e2fsprogs;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

@@ -1,19 +1,11 @@
 //! Compares random histories with a model in memory.
 
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/e2fsprogs.rs"]
-mod e2fsprogs;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/engine.rs"]
-mod engine;
-#[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/model/mod.rs"]
-mod model;
-
-use engine::Image;
 use micabox_ext4::mkfs::Journal;
 use micabox_ext4::{Errno, Ext4, Options};
-use model::{Model, Op, Random};
+
+use crate::support::e2fsprogs;
+use crate::support::engine::Image;
+use crate::support::model::{self, Model, Op, Random};
 
 /// Returns options with caches so small that entries are evicted all the time.
 fn cramped() -> Options {
