@@ -1,13 +1,13 @@
 //! Checks malicious images: the reader, the check and the merge return an error or a tree.
 
-#[path = "../../../fuzz/src/erofs.rs"]
+#[path = "../../../../fuzz/src/erofs.rs"]
 #[allow(missing_docs)]
 mod exercise;
-mod support;
 
 use micabox_erofs::{BLOCK_SIZE, Error, Reader, check};
 use proptest::prelude::*;
-use support::spec::{self, Entry, directory, entry, file, hard_link, meta, symlink};
+
+use crate::support::spec::{self, Entry, directory, entry, file, hard_link, meta, symlink};
 
 /// Builds an image with one of everything that has a parser.
 fn sample() -> Vec<u8> {

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use micabox_erofs::format::{self, FileType};
 use micabox_erofs::{ReadAt, Reader};
@@ -308,11 +308,4 @@ pub fn assert_same(what: &str, left: &Snapshot, right: &Snapshot, ignore: Ignore
         }
     }
     assert!(report.is_empty(), "{what}: the trees differ\n{report}");
-}
-
-/// Returns the path below a mount point for a path in a snapshot.
-pub fn real_path(mount: &Path, path: &[u8]) -> PathBuf {
-    mount.join(std::ffi::OsStr::from_bytes(
-        path.strip_prefix(b"/").unwrap(),
-    ))
 }

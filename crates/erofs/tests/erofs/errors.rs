@@ -1,14 +1,14 @@
 //! Checks that what can't be stored or merged is rejected with an error that names it.
 
-mod support;
-
 use std::io::{self, Cursor, Read, Write};
 
 use micabox_erofs::merge::{Layer, Merge};
 use micabox_erofs::{
     Error, InodeId, Kind, Metadata, Options, Segment, Tree, Writer, Xattr, overlay,
 };
-use support::spec::{self, Entry, directory, file, implied, link_to_lower, meta, symlink};
+
+use crate::support;
+use crate::support::spec::{self, Entry, directory, file, implied, link_to_lower, meta, symlink};
 
 type MemoryWriter = Writer<Cursor<Vec<u8>>>;
 

@@ -1,15 +1,14 @@
 //! Checks the merge against a model of overlayfs's rules, without privileges.
 
-mod support;
-
 use std::io::Cursor;
 
 use micabox_erofs::merge::{Layer, Merge};
 use micabox_erofs::{Concat, Reader, check};
 use proptest::prelude::*;
-use support::snapshot::{self, Ignore, Snapshot, assert_same};
-use support::spec::{self, Entry};
-use support::{model, random};
+
+use crate::support::snapshot::{self, Ignore, Snapshot, assert_same};
+use crate::support::spec::{self, Entry};
+use crate::support::{model, random};
 
 const ALIGNMENT: u32 = 4;
 

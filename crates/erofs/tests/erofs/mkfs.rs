@@ -1,13 +1,12 @@
 //! Checks the reader on images made by `mkfs.erofs`.
 
-mod support;
-
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
 use micabox_erofs::{Error, Reader, check};
-use support::snapshot::{self, Ignore, Snapshot, assert_same};
+
+use crate::support::snapshot::{self, Ignore, Snapshot, assert_same};
 
 /// Creates a tree, as far as an unprivileged user can.
 fn make_tree(root: &Path) {

@@ -1,21 +1,20 @@
 //! Checks the merge against the machine's overlayfs: fsmeta, over one device per layer and over one
 //! flat device, must look like the stacked layers with the fixup on top.
 
-mod support;
-
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use micabox_erofs::Reader;
 use micabox_erofs::merge::{Layer, Merge, Written};
-use support::kernel::{self, Mount};
-use support::snapshot::{self, Ignore, assert_same};
-use support::spec::{
+
+use crate::support::kernel::{self, Mount};
+use crate::support::snapshot::{self, Ignore, assert_same};
+use crate::support::spec::{
     self, Entry, What, directory, entry, file, hard_link, implied, link_to_lower, meta, symlink,
     whiteout,
 };
-use support::{model, random, tools};
+use crate::support::{model, random, tools};
 
 /// 2 MiB, as for published images.
 const ALIGNMENT: u32 = 512;

@@ -1,16 +1,17 @@
 //! Checks that the reader, `fsck.erofs` and the kernel read what the writer writes.
 
-mod support;
-
 use std::fs::File;
 use std::io::{self, Cursor, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use micabox_erofs::{Reader, Segment, Timestamp, check};
-use support::kernel::{self, Mount};
-use support::snapshot::{self, Ignore, assert_same};
-use support::spec::{self, Content, Entry, What, directory, entry, file, hard_link, meta, symlink};
-use support::tools;
+
+use crate::support::kernel::{self, Mount};
+use crate::support::snapshot::{self, Ignore, assert_same};
+use crate::support::spec::{
+    self, Content, Entry, What, directory, entry, file, hard_link, meta, symlink,
+};
+use crate::support::tools;
 
 /// Checks an image without privileges.
 fn check_image(entries: &[Entry]) -> Vec<u8> {
