@@ -1,6 +1,5 @@
 //! A host for tests. By default, its agent is a thread of this process that runs commands on this
 //! machine.
-#![allow(dead_code)] // Each test file uses a part of it.
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;

@@ -1,14 +1,12 @@
 //! The agent as process 1 of real machines.
 
-mod host;
-mod machine;
-
-use host::{command, shell};
-use machine::{Attach, Machine, disk, lower, plan, userland};
 use micabox_wire::{
     Exec, ExitStatus, Identity, Init, OutputStream, Reattach, Restore, Setup, StartFailure,
     ToGuest, ToHost, TtySize, Upper,
 };
+
+use crate::host::{command, shell};
+use crate::machine::{Attach, Machine, disk, lower, plan, userland};
 
 /// Boots a machine with the userland as its only layer, on a disk.
 fn booted(init: Init) -> (Machine, tempfile::TempDir) {

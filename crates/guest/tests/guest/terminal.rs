@@ -1,9 +1,8 @@
 //! Commands on a terminal.
 
-mod host;
-
-use host::{Host, command, shell};
 use micabox_wire::{Exec, ExitStatus, ToGuest, ToHost, TtySize};
+
+use crate::host::{Host, command, shell};
 
 const SIZE: TtySize = TtySize {
     rows: 24,

@@ -1,20 +1,18 @@
 //! The forms in which an image reaches a machine, which must all look the same, and the steps that
 //! can fail.
 
-mod host;
-mod machine;
-
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use host::shell;
-use machine::{Attach, Layer, Machine, disk, lower, plan, pmem, userland};
 use micabox_erofs::merge;
 use micabox_wire::{Format, Lower, Range};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev};
+
+use crate::host::shell;
+use crate::machine::{Attach, Layer, Machine, disk, lower, plan, pmem, userland};
 
 /// Makes two layers above the userland: one that changes it, one that adds to the change.
 fn stack(directory: &Path) -> Vec<(PathBuf, [u8; 16])> {

@@ -1,7 +1,5 @@
 //! The exact output, input, signals and exit statuses of real processes.
 
-mod host;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -9,9 +7,10 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use host::{Host, command, shell};
 use micabox_guest::exec::Stop;
 use micabox_wire::{ExitStatus, OutputStream, StartFailure, ToGuest, ToHost, encode};
+
+use crate::host::{Host, command, shell};
 
 #[test]
 fn exit_codes_and_signals_are_exact() {

@@ -1,18 +1,17 @@
 //! Operations on files, as an agent on this machine performs them.
 
-mod host;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use host::{Host, Run, command};
 use micabox_file::{FileKind, Timestamp};
 use micabox_wire::files::{
     Existing, FILES, FileChange, FileEntry, FilePiece, FileReply, FileRequest, FileStat,
 };
 use micabox_wire::{Decoder, Exec, ExitStatus, StartFailure, ToGuest, ToHost};
 use rustix::io::Errno;
+
+use crate::host::{Host, Run, command};
 
 fn operation(request: &FileRequest) -> Exec {
     Exec {

@@ -1,10 +1,9 @@
 //! Real machines for tests: QEMU's emulation, the built guest kernel and agent, and EROFS images
 //! made by `mkfs.erofs` from this machine's own programs.
-#![allow(dead_code)] // Each test file uses a part of it.
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -250,10 +249,6 @@ impl Layer {
     pub fn file(&self, path: &str, contents: &[u8], mode: u32) {
         fs::write(self.at(path), contents).unwrap();
         fs::set_permissions(self.at(path), fs::Permissions::from_mode(mode)).unwrap();
-    }
-
-    pub fn link(&self, path: &str, target: &str) {
-        symlink(target, self.at(path)).unwrap();
     }
 
     /// Adds programs of this machine and the libraries that they need.

@@ -1,15 +1,14 @@
 //! What a command finds when it starts, and the messages when it can't.
 
-mod host;
-
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use host::{Host, command, shell};
 use micabox_wire::{Exec, ExitStatus, StartFailure, ToHost};
+
+use crate::host::{Host, command, shell};
 
 /// Makes a script. Another process writes it: a file that a process has open for writing can't be
 /// executed ("text file busy"), and a child that another test was just starting would have our file
