@@ -1,7 +1,5 @@
 //! A filesystem over a tree, sound or damaged.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +7,8 @@ use micabox_file::Segment;
 use micabox_memfs::{
     Change, Errno, FileKind, Filesystem, New, ROOT, RenameMode, Seek, SetMode, Usage,
 };
-use support::{LIMITS, Tree};
+
+use crate::support::{LIMITS, Tree};
 
 const DIRECTORY: FileKind = FileKind::Directory;
 const FILE: FileKind = FileKind::File;

@@ -1,11 +1,10 @@
 //! Contents of files, beside a plain array of bytes.
 
-mod support;
-
 use micabox_file::Segment;
 use micabox_memfs::{Change, Errno, FileKind, Filesystem, Limits, New, ROOT, Seek, Usage};
 use proptest::prelude::*;
-use support::{LIMITS, Tree};
+
+use crate::support::{LIMITS, Tree};
 
 fn filesystem(limits: Limits) -> (Filesystem, u64) {
     let files = Filesystem::new(limits, 0o755, 0, 0);
