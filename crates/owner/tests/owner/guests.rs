@@ -1,7 +1,5 @@
 //! Guests, good ones and bad ones, and what an owner makes of them.
 
-mod support;
-
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -14,7 +12,8 @@ use micabox_wire::{
     BootFailed, BootPart, ExitStatus, MAX_DATA, OutputStream, Setup, StartFailed, StartFailure,
     ToGuest, ToHost, preamble, write_message,
 };
-use support::{Fixture, Guest, SOON, framed, hello, identity, output, reply, start};
+
+use crate::support::{Fixture, Guest, SOON, framed, hello, identity, output, reply, start};
 
 /// Returns the failure that the creator receives for a start that fails.
 fn boot_error(fixture: &mut Fixture) -> Lost {

@@ -1,13 +1,12 @@
 //! Sandboxes that end by themselves: unused for a time, or at an age.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use micabox_owner::Client;
 use micabox_owner::protocol::{Exec, Place, Reply, Request};
 use micabox_wire::{ExitStatus, ToGuest, ToHost};
-use support::{Fixture, detached, framed, reply, start};
+
+use crate::support::{Fixture, detached, framed, reply, start};
 
 const TERM: i32 = 15;
 

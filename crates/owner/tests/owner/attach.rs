@@ -1,7 +1,5 @@
 //! Clients that attach to the first command, those that leave theirs, and requests about it.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +12,8 @@ use micabox_owner::protocol::{
     Attach, ConfinementChange, Exec, Kind, Place, Reply, Request, Stream,
 };
 use micabox_wire::{Confinement, ExitStatus, MAX_DATA, ToGuest, ToHost};
-use support::{Fixture, confinement, detached, framed, output, reply, start};
+
+use crate::support::{Fixture, confinement, detached, framed, output, reply, start};
 
 /// The window of a command that requests none.
 const WINDOW: usize = 256 << 10;

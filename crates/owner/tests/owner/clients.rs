@@ -1,7 +1,5 @@
 //! Clients of an owner: streams in frames and over descriptors, ends, and freezes.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
@@ -12,7 +10,8 @@ use micabox_owner::protocol::frame::Pipe;
 use micabox_owner::protocol::{Exec, Frame, Kind, Place, Reply, Request, Stream};
 use micabox_vmm::Exit;
 use micabox_wire::{ExitStatus, MAX_DATA, OutputStream, ToGuest, ToHost};
-use support::{Fixture, framed, output, read_all, reply, start};
+
+use crate::support::{self, Fixture, framed, output, read_all, reply, start};
 
 /// The window of a command that requests none.
 const WINDOW: u32 = 256 << 10;
