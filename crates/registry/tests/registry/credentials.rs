@@ -215,7 +215,11 @@ fn credential_helpers_are_run() {
         env::var("PATH").unwrap()
     );
     let status = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "credential_helpers_are_run", "--nocapture"])
+        .args([
+            "--exact",
+            "credentials::credential_helpers_are_run",
+            "--nocapture",
+        ])
         .env("PATH", path)
         .env("TEST_HELPERS_IN", directory.path())
         .status()
