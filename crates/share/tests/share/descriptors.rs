@@ -1,15 +1,11 @@
 //! A server that has no descriptor left says so, and leaves nothing.
 
-mod guest;
-
 use std::fs;
 use std::path::Path;
 
-use guest::{Guest, ROOT};
-use micabox_share::KIND;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-micabox_jail::run_if_worker_before_main!(&[KIND]);
+use crate::guest::{Guest, ROOT};
 
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;

@@ -1,7 +1,5 @@
 //! A guest that speaks to a server as a monitor does for it.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
-
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,17 +1,14 @@
 //! The server's process, spoken to as a hostile guest could.
 
-mod guest;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use guest::{EIO, Guest, ROOT};
-use micabox_share::{Client, HEADER, KIND, Settings, Transport};
+use micabox_share::{Client, HEADER, Settings, Transport};
 
-micabox_jail::run_if_worker_before_main!(&[KIND]);
+use crate::guest::{EIO, Guest, ROOT};
 
 const EPERM: i32 = 1;
 const EINVAL: i32 = 22;

@@ -1,17 +1,12 @@
 //! What a guest is told, and until when: changes of the host outdate it, its own do not.
 
-mod guest;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use guest::{Guest, ROOT};
-use micabox_share::KIND;
-
-micabox_jail::run_if_worker_before_main!(&[KIND]);
+use crate::guest::{Guest, ROOT};
 
 const LOOKUP: u32 = 1;
 const GETATTR: u32 = 3;
