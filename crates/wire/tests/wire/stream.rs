@@ -1,15 +1,14 @@
 //! Messages over a stream: every message survives, and no input does harm.
 
-mod messages;
-
 use std::io::Cursor;
 
-use messages::{to_guest, to_host};
 use micabox_wire::{
     Decoder, Error, MAX_DATA, Message, OutputStream, ToGuest, ToHost, VERSION, encode, preamble,
     read_message, write_message,
 };
 use proptest::prelude::*;
+
+use crate::messages::{to_guest, to_host};
 
 /// Decodes a stream that arrives in pieces of `piece` bytes.
 fn decode_in_pieces<M: Message>(stream: &[u8], piece: usize) -> Result<Vec<M>, Error> {

@@ -1,8 +1,8 @@
 //! Runs the fuzz target on mutated conversations.
 
-#[path = "../../../fuzz/src/mutate.rs"]
+#[path = "../../../../fuzz/src/mutate.rs"]
 mod mutate;
-#[path = "../../../fuzz/src/wire.rs"]
+#[path = "../../../../fuzz/src/wire.rs"]
 mod wire;
 
 #[test]
