@@ -1,10 +1,8 @@
 //! The examples as a user runs them: each is its own `mica`.
 
-mod support;
-
 use std::process::Command;
 
-use support::{Fixture, guest};
+use crate::support::{Fixture, guest};
 
 /// Runs an example that is built beside this program. Returns its stdout.
 fn run(example: &str, arguments: &[&str]) -> String {

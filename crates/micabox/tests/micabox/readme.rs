@@ -11,7 +11,7 @@ fn block(text: &str) -> &str {
 fn the_example_is_the_one_that_is_compiled() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
     let readme = std::fs::read_to_string(path).unwrap();
-    let compiled = include_str!("../README.md");
+    let compiled = include_str!("../../README.md");
     assert_eq!(block(&readme), block(compiled));
     assert!(block(compiled).contains("fn main"));
 }

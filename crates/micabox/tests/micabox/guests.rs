@@ -1,7 +1,7 @@
 //! What the SDK makes of guests that answer nonsense or nothing. The guest, and the machine that it is
 //! in, are played: an agent of ours would not say such things.
 
-#[path = "../../owner/tests/owner/support/mod.rs"]
+#[path = "../../../owner/tests/owner/support/mod.rs"]
 mod played;
 
 use std::fs::{self, File};

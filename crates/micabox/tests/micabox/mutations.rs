@@ -1,14 +1,14 @@
 //! The fuzz targets' work on mutated records and heads of snapshots.
 
-#[path = "../../../fuzz/src/files.rs"]
+#[path = "../../../../fuzz/src/files.rs"]
 mod files;
-#[path = "../../../fuzz/src/jailed.rs"]
+#[path = "../../../../fuzz/src/jailed.rs"]
 mod jailed;
-#[path = "../../../fuzz/src/mutate.rs"]
+#[path = "../../../../fuzz/src/mutate.rs"]
 mod mutate;
-#[path = "../../../fuzz/src/snapshot.rs"]
+#[path = "../../../../fuzz/src/snapshot.rs"]
 mod snapshot;
-#[path = "../../../fuzz/src/wire.rs"]
+#[path = "../../../../fuzz/src/wire.rs"]
 #[allow(dead_code, reason = "its own target is another crate's")]
 mod wire;
 

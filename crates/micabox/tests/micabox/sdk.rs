@@ -1,6 +1,4 @@
-//! The SDK as a program uses it: this test is its own `mica`.
-
-mod support;
+//! The SDK as a program uses it.
 
 use std::io::{ErrorKind as ErrorKindOfFile, Read, Seek, Write};
 use std::path::Path;
@@ -10,9 +8,8 @@ use micabox::{
     Builder, Cancel, Command, Error, ErrorKind, ExecOptions, ExitStatus, FileChange, Handle,
     Process, Restore, Sandbox, SandboxRef, Sandboxes, Snapshot, Status, Stdio, Upper,
 };
-use support::{Fixture, guest};
 
-micabox_jail::run_if_worker_before_main!(&micabox::worker_kinds());
+use crate::support::{Fixture, guest};
 
 const KILL: i32 = 9;
 const TERM: i32 = 15;
