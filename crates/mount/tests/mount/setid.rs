@@ -1,11 +1,9 @@
 //! Set-id bits of a file that is changed.
 
-#[expect(dead_code, reason = "other tests use more of it")]
-mod support;
-
 use micabox_mount::Cache;
 use micabox_testing::shell;
-use support::Memory;
+
+use crate::support::Memory;
 
 /// Changes a file as a user, who has not the right to its set-id bits, and as root, who has it.
 const CHANGES: &str = r#"

@@ -1,8 +1,5 @@
 //! A filesystem in memory that is mounted a second time, with its owners mapped.
 
-#[expect(dead_code, reason = "other tests use more of it")]
-mod support;
-
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -14,8 +11,9 @@ use micabox_mount::Cache;
 use micabox_testing::shell;
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
-use support::Memory;
 use tempfile::TempDir;
+
+use crate::support::Memory;
 
 /// Makes a user namespace whose users and groups 0 to 999 are the machine's from 100,000 on.
 fn users() -> OwnedFd {

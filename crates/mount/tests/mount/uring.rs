@@ -1,14 +1,12 @@
 //! A filesystem in memory whose requests come over io_uring, beside the kernel's tmpfs.
 
-#[expect(dead_code, reason = "other tests use more of it")]
-mod support;
-
 use std::fs;
 
 use micabox_mount::Cache;
 use rustix::fs::Mode;
-use support::compare::compare;
-use support::switch::mount_with_queues;
+
+use crate::support::compare::compare;
+use crate::support::switch::mount_with_queues;
 
 /// Returns whether this process has a queue of io_uring.
 fn is_used() -> bool {

@@ -1,8 +1,5 @@
 //! Where data is in a file that a program still writes.
 
-#[expect(dead_code, reason = "other tests use more of it")]
-mod support;
-
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +8,9 @@ use std::thread;
 use micabox_mount::Cache;
 use micabox_testing::shell;
 use rustix::fs::{SeekFrom, seek};
-use support::Memory;
-use support::switch::mount_with_queues;
+
+use crate::support::Memory;
+use crate::support::switch::mount_with_queues;
 
 fn new(memory: &Memory, name: &str) -> File {
     let mut options = OpenOptions::new();

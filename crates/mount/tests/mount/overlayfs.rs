@@ -1,16 +1,5 @@
 //! A filesystem in memory over a lower tree beside the kernel's overlayfs over the same.
 
-#[expect(dead_code, reason = "tests of other crates use more of it")]
-#[path = "../../overlay/tests/support"]
-mod overlay {
-    pub mod case;
-    pub mod history;
-    pub mod mounts;
-    pub mod tree;
-}
-#[expect(dead_code, reason = "other tests use more of it")]
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
@@ -23,12 +12,13 @@ use micabox_overlay::layer::write_layer;
 use micabox_overlay::lower::LowerKind;
 use micabox_overlay::upper::Upper;
 use micabox_overlay::view::{self, View, ViewError};
-use overlay::case::{self, Case};
-use overlay::history::{self, Random};
-use overlay::mounts::Mount;
-use overlay::tree::{self, Tree, assert_same};
 use rustix::mount::{MountFlags, mount_remount};
-use support::Memory;
+
+use crate::overlay::case::{self, Case};
+use crate::overlay::history::{self, Random};
+use crate::overlay::mounts::Mount;
+use crate::overlay::tree::{self, Tree, assert_same};
+use crate::support::Memory;
 
 const KINDS: [LowerKind; 2] = [LowerKind::Erofs, LowerKind::Ext4];
 const LIMITS: Limits = Limits {

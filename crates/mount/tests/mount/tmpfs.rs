@@ -1,12 +1,10 @@
 //! A filesystem in memory beside the kernel's tmpfs.
 
-#[expect(dead_code, reason = "other tests use more of it")]
-mod support;
-
 use micabox_mount::Cache;
 use rustix::fs::Mode;
-use support::Memory;
-use support::compare::compare;
+
+use crate::support::Memory;
+use crate::support::compare::compare;
 
 #[test]
 #[ignore = "needs root: mounts filesystems"]
