@@ -1,7 +1,7 @@
 //! Which of the host's neighbours a real machine reaches, and by which names. Apart from
 //! `network.rs`, which also runs where no neighbour can be made.
 
-#[path = "../../../net/tests/guest/world.rs"]
+#[path = "../../../net/tests/net/guest/world.rs"]
 mod world;
 
 use std::io::Write;
@@ -15,8 +15,7 @@ use crate::support::dns::resolver;
 #[test]
 #[ignore = "needs root and a built guest"]
 fn a_networks_rules_and_names_decide_which_neighbours_are_open() {
-    let test = "a_networks_rules_and_names_decide_which_neighbours_are_open";
-    let Some(world) = World::enter(test) else {
+    let Some(world) = World::enter() else {
         return;
     };
     let any = (std::net::Ipv4Addr::UNSPECIFIED, 80);

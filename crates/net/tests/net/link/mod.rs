@@ -1,7 +1,5 @@
 //! The machine's end of a network's link, for frames that no kernel sends.
 
-#![allow(dead_code, reason = "every test binary uses a part of it")]
-
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 

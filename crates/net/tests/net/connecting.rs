@@ -1,16 +1,14 @@
 //! Connections that are being made: how long attempts last, and how many there can be.
 
-mod guest;
-mod link;
-
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use guest::Guest;
-use guest::world::{NEIGHBOUR, World};
-use link::{ACK, FIN, Link, RST, SYN, segment};
 use micabox_net::Config;
+
+use crate::guest::Guest;
+use crate::guest::world::{NEIGHBOUR, World};
+use crate::link::{ACK, FIN, Link, RST, SYN, segment};
 
 /// A documentation network (RFC 5737); here, packets to it are lost.
 const HOLE: &str = "203.0.113.0/24";
@@ -89,7 +87,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 #[test]
 #[ignore = "needs root"]
 fn an_attempt_that_the_guest_has_given_up_is_closed() {
-    let Some(world) = World::enter("an_attempt_that_the_guest_has_given_up_is_closed") else {
+    let Some(world) = World::enter() else {
         return;
     };
     world.swallow(HOLE);
@@ -118,7 +116,7 @@ print(time.monotonic() - start < 1)
 #[test]
 #[ignore = "needs root"]
 fn an_attempt_lasts_while_the_guest_retransmits() {
-    let Some(world) = World::enter("an_attempt_lasts_while_the_guest_retransmits") else {
+    let Some(world) = World::enter() else {
         return;
     };
     world.swallow(HOLE);
@@ -150,7 +148,7 @@ print(code(lambda: stream.connect(('203.0.113.7', 80))))
 #[test]
 #[ignore = "needs root"]
 fn a_reset_or_fin_ends_an_attempt() {
-    let Some(world) = World::enter("a_reset_or_fin_ends_an_attempt") else {
+    let Some(world) = World::enter() else {
         return;
     };
     world.swallow(HOLE);
@@ -166,8 +164,7 @@ fn a_reset_or_fin_ends_an_attempt() {
 #[test]
 #[ignore = "needs root"]
 fn a_new_syn_of_a_port_replaces_its_attempt() {
-    let test = "a_new_syn_of_a_port_replaces_its_attempt";
-    let Some(world) = World::enter(test) else {
+    let Some(world) = World::enter() else {
         return;
     };
     let address = [198, 18, 0, 77];
@@ -194,8 +191,7 @@ fn with_a_thousand_places() -> Guest {
 #[test]
 #[ignore = "needs root"]
 fn seven_hundred_connections_at_once_are_all_made() {
-    let test = "seven_hundred_connections_at_once_are_all_made";
-    let Some(world) = World::enter(test) else {
+    let Some(world) = World::enter() else {
         return;
     };
     world.swallow(HOLE);
@@ -224,7 +220,7 @@ print(at_once(700, sys.argv[1], int(sys.argv[2])))
 #[test]
 #[ignore = "needs root"]
 fn connections_beyond_the_limit_are_refused() {
-    let Some(world) = World::enter("connections_beyond_the_limit_are_refused") else {
+    let Some(world) = World::enter() else {
         return;
     };
     let port = serve(&world);

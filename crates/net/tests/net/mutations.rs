@@ -1,10 +1,10 @@
 //! Runs the fuzz targets on mutated queries, responses and frames.
 
-#[path = "../../../fuzz/src/dns.rs"]
+#[path = "../../../../fuzz/src/dns.rs"]
 mod dns;
-#[path = "../../../fuzz/src/frames.rs"]
+#[path = "../../../../fuzz/src/frames.rs"]
 mod frames;
-#[path = "../../../fuzz/src/mutate.rs"]
+#[path = "../../../../fuzz/src/mutate.rs"]
 mod mutate;
 
 #[test]

@@ -22,12 +22,14 @@ pub struct World {
 }
 
 impl World {
-    /// In the test's namespace, returns the world; outside, runs the test with this name in one and
-    /// returns None.
-    pub fn enter(test: &str) -> Option<Self> {
+    /// In the test's namespace, returns the world; outside, runs the calling test in one and returns
+    /// None.
+    pub fn enter() -> Option<Self> {
         if std::env::var_os(INSIDE).is_some() {
             return Some(Self::new());
         }
+        let thread = std::thread::current();
+        let test = thread.name().expect("a test's thread has its name");
         let output = Command::new("unshare")
             .args(["--net", "--fork", "--kill-child"])
             .arg(std::env::current_exe().unwrap())

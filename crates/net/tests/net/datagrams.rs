@@ -1,16 +1,14 @@
 //! Datagrams, echo requests and names, with the machine's kernel on both sides.
 
-mod guest;
-mod link;
-
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
-use guest::world::{NEIGHBOUR, OWN, World};
-use guest::{Guest, outside};
-use link::{ACK, Link, Reply, SYN, datagram, segment};
 use micabox_net::Config;
+
+use crate::guest::world::{NEIGHBOUR, OWN, World};
+use crate::guest::{Guest, outside};
+use crate::link::{ACK, Link, Reply, SYN, datagram, segment};
 
 /// Answers every datagram with its data and the sender's address.
 fn serve() -> SocketAddr {
@@ -410,7 +408,7 @@ fn names_are_asked_of_the_next_resolver_if_one_is_silent() {
 #[test]
 #[ignore = "needs root"]
 fn a_rule_for_a_name_opens_the_address_behind_it() {
-    let Some(world) = World::enter("a_rule_for_a_name_opens_the_address_behind_it") else {
+    let Some(world) = World::enter() else {
         return;
     };
     let server = world.there(|| TcpListener::bind((NEIGHBOUR, 0)).unwrap());
@@ -445,8 +443,7 @@ print(os.strerror(code(lambda: connect(address, 9))))
 #[test]
 #[ignore = "needs root"]
 fn a_name_opens_no_address_of_this_machine_or_its_networks() {
-    let test = "a_name_opens_no_address_of_this_machine_or_its_networks";
-    let Some(world) = World::enter(test) else {
+    let Some(world) = World::enter() else {
         return;
     };
     let neighbour = Ipv4Addr::new(10, 77, 0, 2);

@@ -1,14 +1,12 @@
 //! What a guest can reach and what it can't, tried from inside.
 
-mod guest;
-
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use guest::world::{NEIGHBOUR, World, counter, ip};
-use guest::{Guest, outside};
+use crate::guest::world::{NEIGHBOUR, World, counter, ip};
+use crate::guest::{Guest, outside};
 
 /// Tries to connect to each ADDRESS:PORT, then to get an answer to a datagram, and prints the
 /// results.
@@ -87,7 +85,7 @@ fn attempt(guest: &Guest, addresses: &[&str], port: u16) -> Vec<[String; 2]> {
 #[test]
 #[ignore = "needs root"]
 fn the_hosts_private_addresses_are_closed() {
-    let Some(world) = World::enter("the_hosts_private_addresses_are_closed") else {
+    let Some(world) = World::enter() else {
         return;
     };
     let (server, datagrams) = everywhere();
@@ -164,8 +162,7 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', neighbour)
 #[test]
 #[ignore = "needs root"]
 fn a_denied_connection_is_refused_every_time_and_opens_no_socket() {
-    let test = "a_denied_connection_is_refused_every_time_and_opens_no_socket";
-    let Some(world) = World::enter(test) else {
+    let Some(world) = World::enter() else {
         return;
     };
     let came = neighbour(&world, &["169.254.169.254", "198.18.0.2"], 80);
@@ -204,7 +201,7 @@ print(*((os.strerror(error), count) for error, count in results.items()))
 #[test]
 #[ignore = "needs root"]
 fn a_wide_rule_does_not_open_the_host() {
-    let Some(world) = World::enter("a_wide_rule_does_not_open_the_host") else {
+    let Some(world) = World::enter() else {
         return;
     };
     let (_server, datagrams) = everywhere();
@@ -251,7 +248,7 @@ fn the_hosts_loopback_opens_by_a_rule_for_it() {
 #[test]
 #[ignore = "needs root"]
 fn a_deny_rule_closes_its_address_and_port_only() {
-    let Some(world) = World::enter("a_deny_rule_closes_its_address_and_port_only") else {
+    let Some(world) = World::enter() else {
         return;
     };
     let (open, denied) = (7001, 7002);

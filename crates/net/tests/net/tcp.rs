@@ -1,7 +1,5 @@
 //! Connections, with the machine's kernel on both sides.
 
-mod guest;
-
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::process::Child;
@@ -11,9 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use guest::{Guest, outside};
 use micabox_net::{Config, Rate};
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
+
+use crate::guest::{Guest, outside};
 
 /// Serves one connection after the other.
 fn serve(

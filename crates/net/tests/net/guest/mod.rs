@@ -1,8 +1,6 @@
 //! A guest without a virtual machine: a network namespace on the other end of the link,
 //! with the machine's own kernel as the oracle for every protocol.
 
-#![allow(dead_code, reason = "every test binary uses a part of it")]
-
 pub mod world;
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
@@ -91,7 +89,10 @@ impl Guest {
         } = self.addresses;
         Command::new("unshare")
             .args(["--net", "--mount", PYTHON])
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/guest.py"))
+            .arg(concat!(
+                env!("CARGO_MANIFEST_DIR"),
+                "/tests/net/guest/guest.py"
+            ))
             .arg(link.as_raw_fd().to_string())
             .arg(guest_mac.map(|byte| format!("{byte:02x}")).join(":"))
             .args([format!("{guest}/{prefix}"), gateway.to_string()])
