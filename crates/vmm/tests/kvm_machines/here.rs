@@ -1,16 +1,15 @@
 //! Checks that the tests beside this one run on a KVM that executes ordinary code.
-//! `scripts/test-kvm` runs them.
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VcpuExit};
+use libtest_mimic::Failed;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 /// `mov al, 'm'; out 0x10, al; hlt`
 const PROGRAM: [u8; 5] = [0xb0, b'm', 0xe6, 0x10, 0xf4];
 const START: u64 = 0x1000;
 
-#[test]
-fn a_processor_executes_what_it_is_given() {
+pub fn executes() -> Result<(), Failed> {
     let kvm = Kvm::new().expect("/dev/kvm opens");
     let machine = kvm.create_vm().unwrap();
     let memory: GuestMemoryMmap =
@@ -39,4 +38,5 @@ fn a_processor_executes_what_it_is_given() {
         other => panic!("{other:?}"),
     }
     assert!(matches!(processor.run().unwrap(), VcpuExit::Hlt));
+    Ok(())
 }
