@@ -3,8 +3,10 @@
 use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
+use micabox::GuestFiles;
 use micabox_testing::shell;
 
 use crate::support::host::{arguments, kill_holders, processes_of};
@@ -16,16 +18,18 @@ struct User {
     home: Home,
 }
 
-/// Runs `$2` and what follows as the user whose files are in `$1`.
+/// Runs the program `$2` with the guest in `$3` as the user whose files are in `$1`, where that user can reach
+/// both: only root may be able to enter the directory that they were built in.
 const AS_USER: &str = r#"
-    set -e; files=$1; shift
+    set -e; files=$1 program=$2 guest=$3; shift 3
     mount --make-rprivate /
+    mount --bind "$program" "$files/mica"; mount --bind "$guest" "$files/guest"
     for device in fuse net/tun; do mount --bind "$files/dev/${device#net/}" /dev/$device; done
     mount -t tmpfs etc "$files/etc"; mkdir "$files/etc/upper" "$files/etc/work"
     mount -t overlay -o "lowerdir=/etc,upperdir=$files/etc/upper,workdir=$files/etc/work" etc /etc
     echo tester:x:1234:1234::/:/bin/sh >> /etc/passwd
     cp "$files/subordinate" /etc/subuid; cp "$files/subordinate" /etc/subgid
-    exec setpriv --reuid 1234 --regid 1234 --clear-groups "$@""#;
+    exec setpriv --reuid 1234 --regid 1234 --clear-groups "$files/mica" "$@""#;
 
 impl User {
     /// Makes a user with these lines of subuid(5).
@@ -33,7 +37,7 @@ impl User {
         let home = Home::empty();
         shell(
             home.path(),
-            "chmod 755 .; mkdir dev etc t t/owned; mknod dev/fuse c 10 229; mknod dev/tun c 10 200; \
+            "chmod 755 .; : >mica; mkdir guest dev etc t t/owned; mknod dev/fuse c 10 229; mknod dev/tun c 10 200; \
              chmod 666 dev/*; echo text >t/owned/file; chown 1000:50 t/owned/file; chmod 640 t/owned/file; \
              echo far >t/owned/far; chown 70000 t/owned/far; tar -C t -cf layer.tar owned",
         );
@@ -48,10 +52,13 @@ impl User {
     fn mica(&self, words: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", AS_USER, "sh"]);
-        command.arg(self.home.path());
-        command.arg(env!("CARGO_BIN_EXE_mica")).args(words);
+        let program = Path::new(env!("CARGO_BIN_EXE_mica"));
+        let guest = GuestFiles::find_for(program).unwrap();
+        command.arg(self.home.path()).arg(program);
+        command.arg(guest.kernel.parent().unwrap()).args(words);
         command
             .env("MICABOX_HOME", self.home.store())
+            .env("MICABOX_GUEST", self.home.path().join("guest"))
             .env("MICABOX_CONFIG", "/dev/null")
             .stdin(Stdio::null());
         command
@@ -275,4 +282,26 @@ fn a_user_has_the_network_of_a_machine() {
         refused.stderr()
     );
     user.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest: becomes another user"]
+fn a_guest_that_the_user_may_not_see_is_told_from_one_that_is_missing() {
+    let user = User::new("");
+    let place = user.home.path().join("private");
+    shell(user.home.path(), "mkdir -m 700 private");
+    let run = || {
+        let mut mica = user.mica(&arguments(&["--net", "none"], &["true"]));
+        mica.env("MICABOX_GUEST", &place);
+        Finished::of(mica).stderr()
+    };
+    let denied = run();
+    assert!(
+        denied.contains("private/initrd.cpio: permission denied"),
+        "{denied}"
+    );
+    assert!(denied.contains("this user may read"), "{denied}");
+    shell(user.home.path(), "chmod 755 private");
+    let missing = run();
+    assert!(missing.contains("no guest initrd.cpio in"), "{missing}");
 }
