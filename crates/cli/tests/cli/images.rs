@@ -126,7 +126,7 @@ fn the_doctor_names_what_it_looked_at() {
         assert!(names.contains(&&serde_json::json!(name)), "{names:?}");
     }
     let mut command = home.mica(&["doctor"]);
-    let run = command.env("MICABOX_QEMU", "/nowhere").output().unwrap();
+    let run = command.env("MICABOX_QEMU", "/proc/none").output().unwrap();
     assert_eq!(run.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&run.stdout).contains("install"));
 }

@@ -424,9 +424,12 @@ fn what_takes_from_this_machine_is_refused_unless_a_flag_allows_it() {
         assert!(said.contains("--allow-host-backend"), "{said}");
     }
     // Allowed, it fails for another reason.
-    let said = client.refused("create_sandbox", json!({"options": {"root_disk": "/none"}}));
+    let said = client.refused(
+        "create_sandbox",
+        json!({"options": {"root_disk": "/proc/none"}}),
+    );
     assert!(
-        said.contains("/none") && !said.contains("--allow"),
+        said.contains("/proc/none") && !said.contains("--allow"),
         "{said}"
     );
     client.end();

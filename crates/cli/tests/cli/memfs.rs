@@ -89,7 +89,7 @@ fn a_command_runs_in_it_and_gives_its_exit_code() {
     let output = mica()
         .arg("memfs")
         .arg(place.path())
-        .args(["--", "/no/program"])
+        .args(["--", "/proc/none/program"])
         .output();
     assert_eq!(output.unwrap().status.code(), Some(127));
     assert!(!is_mounted(place.path()));
@@ -299,10 +299,10 @@ fn one_in_the_background_is_listed_and_unmounted_by_mica() {
     assert!(!is_mounted(&place));
 
     // What prevents it is said at once.
-    let nowhere = ask(&["memfs", "-d", "--load", "/no/archive", path]);
+    let nowhere = ask(&["memfs", "-d", "--load", "/proc/none/archive", path]);
     assert_eq!(nowhere.status.code(), Some(1), "{nowhere:?}");
     let said = String::from_utf8_lossy(&nowhere.stderr).into_owned();
-    assert!(said.contains("/no/archive"), "{said}");
+    assert!(said.contains("/proc/none/archive"), "{said}");
     assert!(!is_mounted(&place));
 }
 

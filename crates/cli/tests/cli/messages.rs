@@ -18,11 +18,11 @@ const ROWS: &[Row] = &[
         &[
             "run",
             "--mount",
-            "type=bind,src=/nowhere/x,dst=/data",
+            "type=bind,src=/proc/none/x,dst=/data",
             "box",
         ],
         125,
-        "mica: cannot share `/nowhere/x`: No such file or directory (os error 2)\n      \
+        "mica: cannot share `/proc/none/x`: No such file or directory (os error 2)\n      \
          make it first; `-v` of `mica run` and `mica create` makes a missing folder, `--mount` does not\n",
     ),
     (
@@ -141,9 +141,9 @@ const ROWS: &[Row] = &[
          if it was one, `e2fsck -b 32768 FILE` tries its backup superblock\n",
     ),
     (
-        &["ext4", "check", "/nowhere"],
+        &["ext4", "check", "/proc/none"],
         2,
-        "mica: /nowhere: No such file or directory (os error 2)\n",
+        "mica: /proc/none: No such file or directory (os error 2)\n",
     ),
     (
         &["load", "--name", "sha256:abc", "box.tar"],

@@ -52,7 +52,7 @@ fn errors_of_mica_itself_exit_with_125() {
         (&["--pull", "never", "UPPER"], "UPPER"),
         (&["-w", "relative", "box", "true"], "absolute"),
         (&["-e", "=x", "box", "true"], "variable"),
-        (&["--env-file", "/no/such/file", "box"], "/no/such/file"),
+        (&["--env-file", "/proc/none/file", "box"], "/proc/none/file"),
         (&["-it", "box", "sh"], "terminal"),
         (&["--bogus", "box"], "--bogus"),
         (&["--name", "a/b", "box"], "a/b"),

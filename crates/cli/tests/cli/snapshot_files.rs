@@ -35,7 +35,7 @@ fn root_disk(path: &Path, in_place: bool) -> Value {
 /// Runs `mica run` without a guest: it gets as far as looking for one.
 fn run(home: &Home, flags: &[&str]) -> Finished {
     let mut mica = home.mica(&[&["run", "--rm"], flags, &["true"]].concat());
-    mica.env("MICABOX_GUEST", "/nowhere");
+    mica.env("MICABOX_GUEST", "/proc/none");
     Finished::of(mica)
 }
 

@@ -109,7 +109,7 @@ fn a_machine_without_qemu_or_guest_says_what_to_do() {
     let home = Home::new();
     for (variable, word) in [("MICABOX_QEMU", "install"), ("MICABOX_GUEST", "make guest")] {
         let mut command = home.mica(&["run", "--rm", "box", "true"]);
-        let run = command.env(variable, "/nowhere").output().unwrap();
+        let run = command.env(variable, "/proc/none").output().unwrap();
         let text = String::from_utf8_lossy(&run.stderr);
         assert_eq!(run.status.code(), Some(125));
         assert!(text.contains(word), "{text}");

@@ -50,10 +50,10 @@ fn failures_have_dockers_exit_codes() {
             "no-such-program: executable file not found in PATH",
         ),
         (
-            command(&["/no/such/program"]),
+            command(&["/proc/none/program"]),
             StartFailure::NotFound,
             127,
-            "/no/such/program: no such file or directory",
+            "/proc/none/program: no such file or directory",
         ),
         (
             command(&["/etc/passwd"]),
@@ -68,10 +68,10 @@ fn failures_have_dockers_exit_codes() {
             "/etc: is a directory",
         ),
         (
-            script(&at("bad"), b"#!/no/such/shell\n", 0o755),
+            script(&at("bad"), b"#!/proc/none/shell\n", 0o755),
             StartFailure::NotFound,
             127,
-            "interpreter /no/such/shell not found",
+            "interpreter /proc/none/shell not found",
         ),
         (
             script(&at("dos"), b"#!/bin/sh\r\necho\r\n", 0o755),

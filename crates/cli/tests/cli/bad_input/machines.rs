@@ -127,11 +127,11 @@ pub const CASES: &[Case] = &[
         world.create(|builder| builder.upper(Upper::Disk { size: u64::MAX }))
     }),
     case(
-        "run --upper folder:/no/such/folder box true",
+        "run --upper folder:/proc/none/folder box true",
         125,
         NotFound,
-        "`/no/such/folder`",
-        |world| upper(world, "/no/such/folder"),
+        "`/proc/none/folder`",
+        |world| upper(world, "/proc/none/folder"),
     ),
     case(
         "run --upper folder:/etc box true",
@@ -210,11 +210,11 @@ pub const CASES: &[Case] = &[
         mounted(world, &[Mount::volume("free", "data")])
     }),
     case(
-        "run --mount type=bind,src=/no/such,dst=/x box true",
+        "run --mount type=bind,src=/proc/none,dst=/x box true",
         125,
         NotFound,
-        "cannot share `/no/such`",
-        |world| mounted(world, &[Mount::bind("/no/such", "/x")]),
+        "cannot share `/proc/none`",
+        |world| mounted(world, &[Mount::bind("/proc/none", "/x")]),
     ),
     sdk(Invalid, "not absolute", |world| {
         mounted(world, &[Mount::bind("relative", "/x")])
