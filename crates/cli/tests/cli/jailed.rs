@@ -3,17 +3,14 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use micabox_ext4::{Ext4, Options, Owner, ROOT};
+use micabox_testing::{children, exists, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 const MICA: &str = env!("CARGO_BIN_EXE_mica");
-
-/// A timeout far longer than any step takes: only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 fn mica(words: &[&str]) -> Command {
     let mut command = Command::new(MICA);
@@ -36,19 +33,6 @@ fn image() -> (tempfile::TempDir, String) {
     (directory, path)
 }
 
-fn children(pid: u32) -> Vec<u32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task"))
-        .into_iter()
-        .flatten();
-    let lists = threads.flatten().map(|thread| {
-        let list = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-        list.split_whitespace()
-            .map(|pid| pid.parse().unwrap())
-            .collect::<Vec<u32>>()
-    });
-    lists.flatten().collect()
-}
-
 /// Returns a field of `/proc/PID/status`.
 fn field(pid: u32, name: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -66,7 +50,6 @@ fn stalled(path: &str) -> (Child, u32) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + PATIENCE;
     // The worker is in write(2), after all other steps.
     let is_stalled = |pid: &u32| {
         let call = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
@@ -76,12 +59,12 @@ fn stalled(path: &str) -> (Child, u32) {
         let keepers = children(child.id()).into_iter();
         keepers.flat_map(children).next().filter(is_stalled)
     };
-    let mut found = worker();
-    while found.is_none() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(10));
+    let mut found = None;
+    wait_until("there is a worker", || {
         found = worker();
-    }
-    (child, found.expect("there is a worker"))
+        found.is_some()
+    });
+    (child, found.unwrap())
 }
 
 /// Returns the rest of its output, and its exit code.
@@ -164,12 +147,10 @@ fn a_command_that_is_killed_leaves_no_parser() {
     assert!(!keepers.is_empty());
     child.kill().unwrap();
     child.wait().unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    let exists = |pid: &u32| Path::new(&format!("/proc/{pid}")).exists();
-    while keepers.iter().chain(&workers).any(exists) {
-        assert!(Instant::now() < deadline);
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("they are gone", || {
+        let mut all = keepers.iter().chain(&workers);
+        !all.any(|pid| exists(pid.to_string()))
+    });
 }
 
 /// Makes a directory of 2^30 blocks that are one block, which no checksum would reveal.

@@ -5,15 +5,12 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use micabox_testing::shell;
+use micabox_testing::{shell, wait, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 const MICA: &str = env!("CARGO_BIN_EXE_mica");
-
-/// Far longer than any step takes.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 fn mica() -> Command {
     let mut mica = Command::new(MICA);
@@ -49,19 +46,10 @@ fn is_mounted(place: &Path) -> bool {
     mounts.contains(place.to_str().unwrap())
 }
 
-#[track_caller]
-fn wait(what: &str, mut is_done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_done() {
-        assert!(Instant::now() < deadline, "{what} takes too long");
-        sleep(Duration::from_millis(5));
-    }
-}
-
 /// A server without a command.
 fn server(place: &Path) -> Child {
     let mica = mica().arg("memfs").arg(place).spawn().unwrap();
-    wait("mounting", || is_mounted(place));
+    wait_until("mounting", || is_mounted(place));
     mica
 }
 
@@ -179,9 +167,7 @@ fn a_killed_server_leaves_no_process_waiting() {
     signal(&mica, Signal::KILL);
     mica.wait().unwrap();
     for process in &mut busy {
-        wait("a process that used it", || {
-            process.try_wait().unwrap().is_some()
-        });
+        wait(process);
     }
     shell(
         Path::new("/"),
@@ -313,7 +299,7 @@ fn one_whose_server_was_killed_is_listed_and_unmounted() {
     let path = place.path().to_str().unwrap();
     let mut mica = server(place.path());
     let is_listed = || text(&ask(&["mount", "--list"])).contains(path);
-    wait("recording it", is_listed);
+    wait_until("recording it", is_listed);
     signal(&mica, Signal::KILL);
     mica.wait().unwrap();
     let listed = text(&ask(&["mount", "--list"]));

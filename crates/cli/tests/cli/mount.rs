@@ -11,7 +11,7 @@ use micabox_testing::shell;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::trees::{World, assert_same};
-use crate::support::wait_until;
+use crate::support::{wait, wait_until};
 
 #[test]
 #[ignore = "needs root: mounts filesystems"]
@@ -156,9 +156,7 @@ fn a_killed_server_leaves_no_process_waiting() {
         sleep(Duration::from_millis(200));
         kill_process(servers(&world)[victim], Signal::KILL).unwrap();
         for process in &mut busy {
-            wait_until("a process that used it ends", || {
-                process.try_wait().unwrap().is_some()
-            });
+            wait(process);
         }
         wait_until("its end is seen", || {
             world.mounted()[0]["is_alive"] == false
@@ -265,7 +263,7 @@ fn a_command_runs_in_it_and_gives_its_exit_code() {
     // In use: no path leads there any more.
     let open = fs::File::open(world.path("a").join("srv/data")).unwrap();
     kill_process(Pid::from_child(&foreground), Signal::INT).unwrap();
-    wait_until("it ends", || foreground.try_wait().unwrap().is_some());
+    wait(&mut foreground);
     drop(open);
     world.assert_nothing_left();
 

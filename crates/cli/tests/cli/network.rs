@@ -1,37 +1,17 @@
 //! The network of real machines, from the guest's programs' and from the host's side.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
-use std::process::Command;
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 
+use micabox_testing::network::{outside, resolver};
 use sha2::{Digest, Sha256};
 
-use crate::support::dns::resolver;
 use crate::support::{Home, PATIENCE, wait_until};
 
 /// The gateway's address for guests.
 const GATEWAY: &str = "10.213.9.1";
 
-/// Returns an address of the host apart from the loopback interface's.
-fn outside() -> Ipv4Addr {
-    /// Reserved for benchmarks (RFC 2544): not in use elsewhere.
-    const OWN: Ipv4Addr = Ipv4Addr::new(198, 18, 255, 1);
-    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    // Sends nothing, but selects the source address.
-    if socket.connect("192.0.2.77:9").is_ok()
-        && let IpAddr::V4(address) = socket.local_addr().unwrap().ip()
-        && !address.is_loopback()
-    {
-        return address;
-    }
-    let words = format!("addr add {OWN}/32 dev lo");
-    // An earlier test may have added the address: the bind below checks that.
-    let _ = Command::new("ip").args(words.split(' ')).output();
-    TcpListener::bind((OWN, 0)).expect("needs root, or any network");
-    OWN
-}
-
-/// Returns the rule that opens it.
+/// Returns the rule that opens the address of the host that is not its loopback interface's.
 fn own() -> String {
     outside().to_string()
 }

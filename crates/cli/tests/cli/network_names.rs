@@ -1,16 +1,12 @@
 //! Which of the host's neighbours a real machine reaches, and by which names. Apart from
 //! `network.rs`, which also runs where no neighbour can be made.
 
-#[path = "../../../net/tests/net/guest/world.rs"]
-mod world;
-
 use std::io::Write;
 use std::net::TcpListener;
 
-use world::{NEIGHBOUR, OWN, World};
+use micabox_testing::network::{NEIGHBOUR, OWN, World, resolver};
 
 use crate::support::Home;
-use crate::support::dns::resolver;
 
 #[test]
 #[ignore = "needs root and a built guest"]

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pty_process::Size;
 use pty_process::blocking::{Command, Pty};
@@ -170,11 +170,7 @@ fn the_detach_keys_leave_a_sandbox_and_attach_returns_to_it() {
     let mut session = Session::start(&home, &["exec", "-it", "it", "sh"]);
     session.expect("# ");
     // The prompt may be here before mica, which waits for the command's start, has set the terminal up.
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while session.is_cooked() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert!(!session.is_cooked());
+    wait_until("the terminal is set up", || !session.is_cooked());
     session.write("stty size; tty\n");
     session.expect("40 100\r\n");
     session.expect("/dev/pts/1\r\n");

@@ -6,6 +6,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use micabox_testing::children;
+
 use crate::support::{Home, Running, exists, wait_until};
 
 const KILL: i32 = 9;
@@ -25,22 +27,10 @@ fn pool(home: &Home, size: &str, machine: &[&str]) -> Running {
     pool
 }
 
-/// Returns the children of a process, whichever of its threads started them.
-fn children(pid: u32) -> BTreeSet<u32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter();
-    let lists = threads.flatten().flatten().map(|thread| {
-        let list = fs::read_to_string(thread.path().join("children"));
-        list.unwrap_or_default()
-    });
-    let text: String = lists.collect();
-    let pids = text.split_ascii_whitespace();
-    pids.map(|pid| pid.parse().unwrap()).collect()
-}
-
 /// Waits until the pool has `count` processes.
 fn owners(pool: &Running, count: usize) -> BTreeSet<u32> {
     wait_until("the pool is full", || children(pool.pid()).len() == count);
-    children(pool.pid())
+    children(pool.pid()).into_iter().collect()
 }
 
 /// Waits until the processes are gone.

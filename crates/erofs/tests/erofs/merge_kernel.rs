@@ -4,11 +4,12 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use micabox_erofs::Reader;
 use micabox_erofs::merge::{Layer, Merge, Written};
+use micabox_testing::mounts::{Mount, directory_on_disk};
 
-use crate::support::kernel::{self, Mount};
 use crate::support::snapshot::{self, Ignore, assert_same};
 use crate::support::spec::{
     self, Entry, What, directory, entry, file, hard_link, implied, link_to_lower, meta, symlink,
@@ -33,7 +34,7 @@ struct Images {
 
 impl Images {
     fn of(layers: &[Vec<Entry>]) -> Self {
-        let directory = kernel::image_directory();
+        let directory = directory_on_disk();
         let paths: Vec<PathBuf> = layers
             .iter()
             .enumerate()
@@ -117,7 +118,7 @@ fn check(layers: &[Vec<Entry>]) {
     );
 
     // The guest's view of each: through overlayfs, which decodes the escaped names.
-    let over_fsmeta = Mount::overlay(&[by_flat.path()]);
+    let over_fsmeta = Mount::stack(slice::from_ref(&by_flat));
     let merged = snapshot::of_directory(over_fsmeta.path());
     let mut lowers: Vec<Mount> = images.layers[images.merge.first_layer()..]
         .iter()
@@ -133,8 +134,7 @@ fn check(layers: &[Vec<Entry>]) {
         let flat = snapshot::of_directory(lowers[0].path());
         assert_same("fixup", &fixup, &flat, Ignore::default());
     }
-    let paths: Vec<&Path> = lowers.iter().map(Mount::path).collect();
-    let over_stack = Mount::overlay(&paths);
+    let over_stack = Mount::stack(&lowers);
     let stacked = snapshot::of_directory(over_stack.path());
     assert_same("fsmeta and stack", &merged, &stacked, STACKED);
 }

@@ -5,8 +5,8 @@ use std::io::{self, Cursor, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use micabox_erofs::{Reader, Segment, Timestamp, check};
+use micabox_testing::mounts::{Mount, directory_on_disk};
 
-use crate::support::kernel::{self, Mount};
 use crate::support::snapshot::{self, Ignore, assert_same};
 use crate::support::spec::{
     self, Content, Entry, What, directory, entry, file, hard_link, meta, symlink,
@@ -26,7 +26,7 @@ fn check_image(entries: &[Entry]) -> Vec<u8> {
 
 /// Checks an image with the kernel.
 fn check_mounted(entries: &[Entry]) {
-    let directory = kernel::image_directory();
+    let directory = directory_on_disk();
     let path = directory.path().join("image");
     spec::write(File::create_new(&path).unwrap(), [1; 16], entries);
     tools::fsck(&path, &[]);
@@ -199,7 +199,7 @@ fn sparse_and_large_files_are_written() {
 /// Writes a file of more than 4 GiB with data on both sides of that limit, and data in the image
 /// after more than 4 GiB of zeros that take no space.
 fn large_files() -> (tempfile::TempDir, std::path::PathBuf) {
-    let directory = kernel::image_directory();
+    let directory = directory_on_disk();
     let path = directory.path().join("image");
     let options = micabox_erofs::Options {
         uuid: [1; 16],

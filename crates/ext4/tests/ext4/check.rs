@@ -8,7 +8,7 @@ use micabox_ext4::check::{Finding, check};
 use micabox_ext4::device::Memory;
 use micabox_ext4::mkfs::{Journal, Options, mkfs};
 
-use crate::support::e2fsprogs;
+use micabox_testing::{e2fsprogs, run};
 
 fn check_file(path: &Path) -> Vec<Finding> {
     check(&File::open(path).unwrap())
@@ -128,7 +128,7 @@ fn make_with_mke2fs(kind: &str, mebibytes: u64, tree: &Path) -> tempfile::NamedT
         .args(kind.split(' '))
         .arg("-d")
         .arg(tree);
-    e2fsprogs::run(command.arg(image.path()));
+    run(command.arg(image.path()));
     image
 }
 
@@ -180,7 +180,7 @@ fn filesystems_written_by_the_kernel_are_clean() {
             let name = format!("many/a_name_that_is_long_enough_to_fill_blocks_{number}");
             fs::remove_file(directory.path().join(name)).unwrap();
         }
-        e2fsprogs::run(std::process::Command::new("umount").arg(directory.path()));
+        run(std::process::Command::new("umount").arg(directory.path()));
         let verdict = e2fsprogs::e2fsck(image.path()).unwrap();
         let findings = check_file(image.path());
         agree(kind, &verdict, &findings);

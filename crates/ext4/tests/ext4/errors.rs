@@ -6,8 +6,8 @@ use micabox_ext4::device::{Memory, ReadOnly};
 use micabox_ext4::format::superblock::{STATE_ERROR, SUPERBLOCK_OFFSET, Superblock};
 use micabox_ext4::{BlockDevice, Error, Ext4, Options, ROOT};
 
-use crate::support::e2fsprogs;
 use crate::support::engine::{Image, owner};
+use micabox_testing::e2fsprogs;
 
 /// Returns the options for a copy, or for a filesystem that must remain usable.
 fn despite() -> Options {

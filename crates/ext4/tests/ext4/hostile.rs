@@ -3,9 +3,9 @@
 use micabox_ext4::device::Memory;
 use micabox_ext4::{BlockDevice, Ext4, Fallocate, FileKind, Ino, Options, ROOT, Rename, SetXattr};
 
-use crate::support::e2fsprogs;
 use crate::support::engine::{Image, owner};
 use crate::support::model::{self, Model, Op, Random};
+use micabox_testing::e2fsprogs;
 
 /// More entries than any image here has; a directory in a cycle has more.
 const PATIENCE: usize = 3000;

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use micabox_ext4::device::{BlockDevice, DeviceError, Memory};
 use micabox_ext4::mkfs::{Journal, MkfsError, Options, Summary, mkfs};
 
-use crate::support::e2fsprogs;
+use micabox_testing::{e2fsprogs, run};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -263,18 +263,16 @@ fn the_kernel_writes_to_a_new_filesystem() {
         let (image, _) = make_file(size, &options());
         let mount = |source: &std::path::Path| {
             let mut command = std::process::Command::new("mount");
-            e2fsprogs::run(
-                command
-                    .args(["-o", "loop"])
-                    .arg(source)
-                    .arg(directory.path()),
-            )
+            run(command
+                .args(["-o", "loop"])
+                .arg(source)
+                .arg(directory.path()))
         };
         mount(image.path());
         for number in 0..200 {
             std::fs::write(directory.path().join(format!("file{number}")), "text").unwrap();
         }
-        e2fsprogs::run(std::process::Command::new("umount").arg(directory.path()));
+        run(std::process::Command::new("umount").arg(directory.path()));
         e2fsprogs::assert_clean(image.path());
     }
 }

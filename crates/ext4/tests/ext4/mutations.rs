@@ -11,8 +11,8 @@ use std::sync::Arc;
 use micabox_ext4::check::{BEYOND_E2FSCK, Finding, check};
 use micabox_ext4::{Ext4, FileKind, Options, Owner, ROOT, SetXattr};
 
-use crate::support::e2fsprogs;
 use crate::support::places::{Place, Places, What};
+use micabox_testing::{e2fsprogs, run};
 
 /// Options of mke2fs. Small, so that thousands can be checked in a minute.
 const SHAPES: [&str; 8] = [
@@ -111,7 +111,7 @@ impl Subject {
         file.as_file().set_len(SIZE).unwrap();
         let mut command = e2fsprogs::tool("mke2fs");
         command.args(["-q", "-F"]).args(shape.split(' ')).arg("-d");
-        e2fsprogs::run(command.arg(tree.path()).arg(file.path()));
+        run(command.arg(tree.path()).arg(file.path()));
         refine(file.path());
         if shape.contains("quota") {
             // mke2fs omits the quotas of the files that it copies.

@@ -3,9 +3,9 @@
 use micabox_ext4::mkfs::Journal;
 use micabox_ext4::{Errno, Ext4, Options};
 
-use crate::support::e2fsprogs;
 use crate::support::engine::Image;
 use crate::support::model::{self, Model, Op, Random};
+use micabox_testing::e2fsprogs;
 
 /// Returns options with caches so small that entries are evicted all the time.
 fn cramped() -> Options {

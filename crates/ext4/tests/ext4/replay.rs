@@ -3,8 +3,9 @@
 use micabox_ext4::check::check;
 use micabox_ext4::{Ext4, Options, ROOT};
 
-use crate::support::e2fsprogs::{self, debugfs, run, tool};
 use crate::support::engine::{Image, owner};
+use micabox_testing::e2fsprogs::{self, debugfs, tool};
+use micabox_testing::run;
 
 /// Running kernels count free blocks and inodes only in the groups: the superblock has the counts
 /// of the time of the mount, in its place and in the log. debugfs makes such a disk.

@@ -6,7 +6,7 @@ use micabox_ext4::check::check;
 use micabox_ext4::mkfs::{Journal, Options, mkfs};
 use micabox_ext4::resize::{ResizeError, Resized, grow};
 
-use crate::support::e2fsprogs;
+use micabox_testing::{e2fsprogs, run};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -91,12 +91,10 @@ fn filesystems_of_mke2fs_grow_where_their_table_has_room() {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(20 * MIB).unwrap();
         let mut command = e2fsprogs::tool("mke2fs");
-        e2fsprogs::run(
-            command
-                .args(["-q", "-F"])
-                .args(kind.split(' '))
-                .arg(image.path()),
-        );
+        run(command
+            .args(["-q", "-F"])
+            .args(kind.split(' '))
+            .arg(image.path()));
         // Another backup needs more than the reserved descriptor blocks.
         let more = if kind.contains("^resize_inode") {
             100
@@ -132,15 +130,13 @@ fn the_kernel_fills_the_space_that_was_added() {
     let image = make_file(16 * MIB);
     let mount = || {
         let mut command = std::process::Command::new("mount");
-        e2fsprogs::run(
-            command
-                .args(["-o", "loop"])
-                .arg(image.path())
-                .arg(directory.path()),
-        );
+        run(command
+            .args(["-o", "loop"])
+            .arg(image.path())
+            .arg(directory.path()));
     };
     let unmount = || {
-        e2fsprogs::run(std::process::Command::new("umount").arg(directory.path()));
+        run(std::process::Command::new("umount").arg(directory.path()));
         e2fsprogs::assert_clean(image.path());
     };
     mount();

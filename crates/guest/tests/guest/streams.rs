@@ -3,11 +3,11 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::path::Path;
 use std::process::Command;
 use std::thread;
 
 use micabox_guest::exec::Stop;
+use micabox_testing::{exists, wait_until};
 use micabox_wire::{ExitStatus, OutputStream, StartFailure, ToGuest, ToHost, encode};
 
 use crate::host::{Host, command, shell};
@@ -270,9 +270,7 @@ fn output_larger_than_the_agents_queue_arrives_after_the_end() {
     }
     // All have ended and have been waited for.
     for pid in pids {
-        while Path::new(&format!("/proc/{pid}")).exists() {
-            thread::yield_now();
-        }
+        wait_until("it is waited for", || !exists(pid.to_string()));
     }
     let mut credit = Vec::new();
     for &id in &ids {

@@ -8,10 +8,12 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use micabox_testing::mounts::Mount;
+use micabox_testing::run;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps};
 
 use crate::layer::archive::Archive;
-use crate::layer::tree::{self, Mounted, run};
+use crate::layer::tree;
 use crate::layer::{check_structure, convert, store};
 
 /// Converts and extracts `archive`, and compares the trees.
@@ -19,8 +21,8 @@ fn compare(archive: &Path) {
     let store = store();
     let layer = convert(&store, &fs::read(archive).unwrap()).unwrap();
     check_structure(&layer.path);
-    let mounted = Mounted::erofs(&layer.path, &store.directory.path().join("mounted"));
-    let mut ours = tree::read(&mounted.path);
+    let mounted = Mount::erofs(&layer.path, &[]);
+    let mut ours = tree::read(mounted.path());
 
     let extracted = store.directory.path().join("extracted");
     fs::create_dir(&extracted).unwrap();
@@ -399,9 +401,9 @@ fn a_file_of_more_than_8_gib_with_holes_means_the_same() {
     let store = store();
     let layer = convert(&store, &fs::read(archive).unwrap()).unwrap();
     check_structure(&layer.path);
-    let mounted = Mounted::erofs(&layer.path, &store.directory.path().join("mounted"));
+    let mounted = Mount::erofs(&layer.path, &[]);
     // Hashing 9 GiB would take long; only a small part isn't a hole.
-    let (ours, theirs) = (mounted.path.join("large"), made.tree().join("large"));
+    let (ours, theirs) = (mounted.path().join("large"), made.tree().join("large"));
     assert_eq!(
         fs::metadata(&ours).unwrap().len(),
         fs::metadata(&theirs).unwrap().len()

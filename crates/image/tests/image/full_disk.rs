@@ -5,10 +5,11 @@ use std::path::Path;
 use micabox_image::convert::{Reason, convert_layer};
 use micabox_image::store::Error;
 use micabox_image::{Limits, Reference, Store};
+use micabox_testing::mounts::Mount;
+use micabox_testing::run;
 
 use crate::layer::archive::Archive;
 use crate::layer::image::documents;
-use crate::layer::tree::{Mounted, run};
 use crate::layer::{assert_no_trace, expect};
 
 fn archive() -> Vec<u8> {
@@ -25,17 +26,16 @@ fn archive() -> Vec<u8> {
 #[test]
 #[ignore = "needs root"]
 fn a_full_disk_is_a_clear_error_and_leaves_nothing() {
-    let directory = tempfile::tempdir().unwrap();
-    let disk = Mounted::tmpfs(&directory.path().join("disk"), "size=100k");
+    let disk = Mount::tmpfs("size=100k");
     let grow = |kilobytes: usize| {
         let size = format!("remount,size={kilobytes}k");
         run(std::process::Command::new("mount")
             .args(["-o", &size])
-            .arg(&disk.path));
+            .arg(disk.path()));
     };
     let archive = archive();
     let honest = expect(&archive, &archive);
-    let store = Store::open(&disk.path.join("store")).unwrap();
+    let store = Store::open(&disk.path().join("store")).unwrap();
     let (mut failures, mut kilobytes) = (0, 100);
     loop {
         grow(kilobytes);
@@ -57,7 +57,7 @@ fn a_full_disk_is_a_clear_error_and_leaves_nothing() {
     assert!(store.fsck(false).unwrap().is_clean());
 
     // The image can't use the space of the conversion's temporary files.
-    let used = rustix::fs::statvfs(&disk.path).unwrap();
+    let used = rustix::fs::statvfs(disk.path()).unwrap();
     kilobytes = ((used.f_blocks - used.f_bfree) * used.f_frsize).div_ceil(1024) as usize;
     grow(kilobytes);
     let (manifest, config) = documents(std::slice::from_ref(&archive));

@@ -8,10 +8,12 @@ use micabox_erofs::format::FileType;
 use micabox_erofs::{BLOCK_SIZE, Concat, Reader};
 use micabox_image::store::{Error, Image};
 use micabox_image::{Digest, Reference, Store, identity};
+use micabox_testing::mounts::Mount;
+use micabox_testing::run;
 
 use crate::layer::archive::Archive;
 use crate::layer::image::{documents, publish};
-use crate::layer::tree::{self, Mounted, run};
+use crate::layer::tree;
 use crate::layer::{TestStore, check_structure_over, convert, store};
 
 fn two_layers() -> Vec<Vec<u8>> {
@@ -335,7 +337,7 @@ fn the_kernel_mounts_the_flat_disk_and_shows_what_overlayfs_shows() {
     let store = store();
     let image = publish(&store, &two_layers(), "image");
     let at = |name: &str| store.directory.path().join(name);
-    let flat = Mounted::erofs(&flat_disk(&store, &image), &at("flat"));
+    let flat = Mount::erofs(&flat_disk(&store, &image), &[]);
     let read = |path: &Path| {
         let mut tree = tree::read(path);
         // overlayfs doesn't count the subdirectories of merged directories.
@@ -343,7 +345,7 @@ fn the_kernel_mounts_the_flat_disk_and_shows_what_overlayfs_shows() {
         directories.for_each(|node| node.links = 0);
         tree
     };
-    let flat_tree = read(&flat.path);
+    let flat_tree = read(flat.path());
 
     // The fixup's files are in the layers: it is mounted from such a disk as well.
     let fixup = &image.fixup.as_ref().unwrap().path;
@@ -353,20 +355,11 @@ fn the_kernel_mounts_the_flat_disk_and_shows_what_overlayfs_shows() {
         .iter()
         .for_each(|layer| disk.extend(fs::read(&layer.path).unwrap()));
     fs::write(at("fixup.raw"), disk).unwrap();
-    let mut stack = vec![Mounted::erofs(&at("fixup.raw"), &at("fixup"))];
-    for (index, layer) in image.layers.iter().enumerate().rev() {
-        stack.push(Mounted::erofs(&layer.path, &at(&index.to_string())));
-    }
-    let lowers: Vec<_> = stack.iter().map(|m| m.path.to_str().unwrap()).collect();
-    fs::create_dir(at("overlay")).unwrap();
-    let options = format!("metacopy=on,redirect_dir=on,lowerdir={}", lowers.join(":"));
-    run(Command::new("mount")
-        .args(["-t", "overlay", "-o", &options, "overlay"])
-        .arg(at("overlay")));
-    let overlay = Mounted {
-        path: at("overlay"),
-    };
-    assert_eq!(read(&overlay.path), flat_tree);
+    let mut stack = vec![Mount::erofs(&at("fixup.raw"), &[])];
+    let layers = image.layers.iter().rev();
+    stack.extend(layers.map(|layer| Mount::erofs(&layer.path, &[])));
+    let overlay = Mount::stack_with(&stack, "metacopy=on,redirect_dir=on");
+    assert_eq!(read(overlay.path()), flat_tree);
     assert_eq!(flat_tree.len(), 6);
     drop(overlay);
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use micabox_image::convert::{Error, Expect, Place, Reason, convert_layer_in};
 use micabox_image::store::{Error as StoreError, Layer};
 use micabox_image::{Digest, Limits, Store};
+use micabox_testing::{descendants, wait_until};
 
 use crate::layer::archive::Archive;
 use crate::layer::{self, TestStore, assert_no_trace, expect, expect_typed, gzip, store};
@@ -232,31 +233,13 @@ fn field(pid: u32, name: &str) -> Option<String> {
 
 /// Returns the descendant process with a seccomp filter: the worker, once it runs.
 fn worker() -> u32 {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        let mut below = vec![std::process::id()];
-        let mut at = 0;
-        let all: Vec<u32> = fs::read_dir("/proc")
-            .unwrap()
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .collect();
-        while at < below.len() {
-            let parent = below[at].to_string();
-            below.extend(
-                all.iter()
-                    .filter(|pid| field(**pid, "PPid").as_ref() == Some(&parent)),
-            );
-            at += 1;
-        }
-        let jailed = below[1..]
-            .iter()
-            .find(|pid| field(**pid, "Seccomp").as_deref() == Some("2"));
-        if let Some(pid) = jailed {
-            return *pid;
-        }
-        assert!(Instant::now() < deadline, "no worker");
-        thread::sleep(Duration::from_millis(10));
-    }
+    let is_jailed = |pid: &u32| field(*pid, "Seccomp").as_deref() == Some("2");
+    let mut found = None;
+    wait_until("there is a worker", || {
+        found = descendants(std::process::id()).into_iter().find(is_jailed);
+        found.is_some()
+    });
+    found.unwrap()
 }
 
 /// Converts the archive in the jail, and calls `look` on the worker while it waits for more bytes.
@@ -311,10 +294,8 @@ fn the_converter_is_in_jail_while_it_runs() {
             names.sort_unstable();
             names
         };
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while names().iter().any(|name| name.starts_with("memfd:request")) {
-            assert!(Instant::now() < deadline, "{:?}", names());
-        }
+        let is_request = |name: &String| name.starts_with("memfd:request");
+        wait_until("its request is closed", || !names().iter().any(is_request));
         assert_eq!(names(), ["layer.erofs", "layer.recipe", "socket:"]);
         // The blob is in memory that only its caller may change.
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();

@@ -6,9 +6,9 @@ use std::process::Command;
 
 use micabox_image::Limits;
 use micabox_image::convert::{Expect, Reason, convert_layer};
+use micabox_testing::run;
 
 use crate::layer::archive::Archive;
-use crate::layer::tree::run;
 use crate::layer::{self, OpenLayer, assert_no_trace, check_structure, expect_typed, store};
 
 /// Makes an image of a tree with `mkfs.erofs`.

@@ -9,10 +9,12 @@ use std::process::Command;
 use micabox_erofs::Reader;
 use micabox_image::store::{FsckOptions, Image, PruneOptions, Repair};
 use micabox_image::{Hidden, Trim, identity};
+use micabox_testing::mounts::Mount;
+use micabox_testing::run;
 
 use crate::layer::archive::Archive;
 use crate::layer::image::publish;
-use crate::layer::tree::{self, Mounted, run};
+use crate::layer::tree;
 use crate::layer::{TestStore, check_structure_over, store};
 
 /// Two layers, with hard links out of and into what is hidden, also from one layer to the other.
@@ -116,16 +118,16 @@ fn the_kernel_shows_the_image_without_what_is_hidden() {
     let at = |name: &str| store.directory.path().join(name);
     let image = publish(&store, &layers(), "image");
     let view = store.trimmed(&image, &trim(TRIM)).unwrap();
-    let whole = Mounted::erofs(&flat(&store, &image, "whole"), &at("mounted"));
+    let whole = Mount::erofs(&flat(&store, &image, "whole"), &[]);
     let copy = at("copy");
-    run(Command::new("cp").arg("-a").args([&whole.path, &copy]));
+    run(Command::new("cp").arg("-a").arg(whole.path()).arg(&copy));
     run(Command::new("sh").args(["-ec", REMOVE]).current_dir(&copy));
     // Names and link counts are those of the copy; removals have changed its directories' times.
     let mut links: BTreeMap<_, _> = tree::read(&copy)
         .into_iter()
         .map(|(path, node)| (path, node.links))
         .collect();
-    let mut expected = tree::read(&whole.path);
+    let mut expected = tree::read(whole.path());
     expected.retain(|path, node| match links.remove(path) {
         Some(count) => {
             node.links = count;
@@ -133,8 +135,8 @@ fn the_kernel_shows_the_image_without_what_is_hidden() {
         }
         None => false,
     });
-    let trimmed = Mounted::erofs(&flat(&store, &view, "trimmed"), &at("mounted-trimmed"));
-    let seen = tree::read(&trimmed.path);
+    let trimmed = Mount::erofs(&flat(&store, &view, "trimmed"), &[]);
+    let seen = tree::read(trimmed.path());
     assert_eq!(seen, expected);
     let links = |path: &[u8]| seen[path].links;
     assert_eq!((links(b"srv/guide"), links(b"srv/from-top")), (1, 1));

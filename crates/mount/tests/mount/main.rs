@@ -7,7 +7,6 @@ mod idmap;
 mod overlay {
     pub mod case;
     pub mod history;
-    pub mod mounts;
     pub mod tree;
 }
 mod overlayfs;

@@ -12,11 +12,11 @@ use micabox_overlay::layer::write_layer;
 use micabox_overlay::lower::LowerKind;
 use micabox_overlay::upper::Upper;
 use micabox_overlay::view::{self, View, ViewError};
+use micabox_testing::mounts::Mount;
 use rustix::mount::{MountFlags, mount_remount};
 
 use crate::overlay::case::{self, Case};
 use crate::overlay::history::{self, Random};
-use crate::overlay::mounts::Mount;
 use crate::overlay::tree::{self, Tree, assert_same};
 use crate::support::Memory;
 
@@ -105,7 +105,7 @@ fn the_same_history_leaves_the_same_tree_as_on_overlayfs_and_a_layer_that_makes_
         .unwrap();
         let mut expected = seen.clone();
         expected.retain(|_, node| node.kind != FileKind::Socket);
-        let saved = tree::of_directory(Mount::erofs(&image).path());
+        let saved = tree::of_directory(Mount::erofs(&image, &[]).path());
         assert_same("saved", &saved, &expected);
 
         // Archives can't hold sockets.
@@ -114,7 +114,8 @@ fn the_same_history_leaves_the_same_tree_as_on_overlayfs_and_a_layer_that_makes_
         let archive = case.directory.path().join("layer.tar");
         write_layer(&mut layer(), File::create(&archive).unwrap()).unwrap();
         let converted = case::convert(case.directory.path(), &archive);
-        let stack = Mount::stack(vec![Mount::erofs(&converted), case.mount_lower()]);
+        let layers = [Mount::erofs(&converted, &[]), case.mount_lower()];
+        let stack = Mount::stack(&layers);
         assert_same("layer", &tree::of_directory(stack.path()), &expected);
     }
 }
@@ -152,7 +153,8 @@ fn changes_over_those_on_a_disk_are_one_layer_with_them() {
             let archive = case.directory.path().join("layer.tar");
             write_layer(&mut layer(), File::create(&archive).unwrap()).unwrap();
             let converted = case::convert(case.directory.path(), &archive);
-            let stack = Mount::stack(vec![Mount::erofs(&converted), case.mount_lower()]);
+            let layers = [Mount::erofs(&converted, &[]), case.mount_lower()];
+            let stack = Mount::stack(&layers);
             assert_same("layer", &tree::of_directory(stack.path()), &expected);
         }
     }

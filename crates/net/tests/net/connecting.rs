@@ -5,9 +5,9 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use micabox_net::Config;
+use micabox_testing::network::{NEIGHBOUR, World};
 
 use crate::guest::Guest;
-use crate::guest::world::{NEIGHBOUR, World};
 use crate::link::{ACK, FIN, Link, RST, SYN, segment};
 
 /// A documentation network (RFC 5737); here, packets to it are lost.

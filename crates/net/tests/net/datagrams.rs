@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use micabox_net::Config;
+use micabox_testing::network::{NEIGHBOUR, OWN, World, outside, resolver};
 
-use crate::guest::world::{NEIGHBOUR, OWN, World};
-use crate::guest::{Guest, outside};
+use crate::guest::Guest;
 use crate::link::{ACK, Link, Reply, SYN, datagram, segment};
 
 /// Answers every datagram with its data and the sender's address.
@@ -347,34 +347,6 @@ fn a_conversation_without_a_place_is_refused_until_another_was_answered() {
     let (_, caller) = server.recv_from(&mut [0; 20]).unwrap();
     server.send_to(b"answer", caller).unwrap();
     assert_eq!(link.reply(), Reply::Datagram(1500, b"answer".to_vec()));
-}
-
-/// A resolver for one zone, `test`; it has no other names.
-fn resolver(answer: Ipv4Addr) -> SocketAddr {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let address = socket.local_addr().unwrap();
-    std::thread::spawn(move || {
-        let mut buffer = [0; 512];
-        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-            let query = &buffer[..length];
-            let end = 12 + query[12..].iter().position(|byte| *byte == 0).unwrap() + 5;
-            let mut reply = query[..end].to_vec();
-            let is_a = query[end - 3] == 1;
-            let known = query[12..end].windows(5).any(|label| label == b"\x04test");
-            reply[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0]);
-            match (known, is_a) {
-                (true, true) => {
-                    reply[7] = 1;
-                    reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
-                    reply.extend(answer.octets());
-                }
-                (true, false) => {}
-                (false, _) => reply[3] |= 3,
-            }
-            let _ = socket.send_to(&reply, from);
-        }
-    });
-    address
 }
 
 const LOOKUP: &str = "

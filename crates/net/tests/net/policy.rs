@@ -5,8 +5,9 @@ use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::guest::world::{NEIGHBOUR, World, counter, ip};
-use crate::guest::{Guest, outside};
+use micabox_testing::network::{NEIGHBOUR, World, counter, ip, outside};
+
+use crate::guest::Guest;
 
 /// Tries to connect to each ADDRESS:PORT, then to get an answer to a datagram, and prints the
 /// results.

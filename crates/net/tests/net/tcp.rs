@@ -10,9 +10,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use micabox_net::{Config, Rate};
+use micabox_testing::network::outside;
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
 
-use crate::guest::{Guest, outside};
+use crate::guest::Guest;
 
 /// Serves one connection after the other.
 fn serve(

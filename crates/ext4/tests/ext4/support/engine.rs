@@ -7,7 +7,8 @@ use micabox_ext4::device::ReadOnly;
 use micabox_ext4::mkfs::{self, Journal};
 use micabox_ext4::{Ext4, Options, Owner};
 
-use super::e2fsprogs::{e2fsck, run, tool};
+use micabox_testing::e2fsprogs::{e2fsck, tool};
+use micabox_testing::run;
 
 /// A file with a filesystem; deleted when this value is dropped.
 pub struct Image {

@@ -6,32 +6,26 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use micabox_ext4::{Errno, Rename};
+use micabox_testing::mounts;
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, XattrFlags};
 
-use super::e2fsprogs::run;
 use super::model::{Op, Outcome, summary};
 
-/// A mounted image; unmounted when this value is dropped.
+/// A mounted image.
 pub struct Mount {
-    directory: tempfile::TempDir,
+    mount: mounts::Mount,
 }
 
 impl Mount {
     pub fn new(image: &Path, options: &str) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let options = format!("loop,{options}");
-        run(Command::new("mount")
-            .args(["-t", "ext4", "-o", &options])
-            .arg(image)
-            .arg(directory.path()));
-        Self { directory }
+        let mount = mounts::Mount::ext4(image, options);
+        Self { mount }
     }
 
     pub fn path(&self) -> &Path {
-        self.directory.path()
+        self.mount.path()
     }
 
     /// Makes everything durable on the image.
@@ -180,13 +174,4 @@ fn xattrs(path: &Path) -> Vec<String> {
 /// Whether an outcome is the same as the model's.
 pub fn agrees(found: Result<(), i32>, expected: Outcome) -> bool {
     found == expected.map_err(Errno::number)
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg(self.path()).status();
-        if !std::thread::panicking() {
-            assert!(unmounted.unwrap().success());
-        }
-    }
 }

@@ -1,6 +1,5 @@
-//! Filesystems for tests, what e2fsprogs and the kernel say of them, and a model of what they hold.
+//! Filesystems for tests, what the kernel says of them, and a model of what they hold.
 
-pub mod e2fsprogs;
 pub mod engine;
 pub mod kernel;
 pub mod model;

@@ -5,8 +5,7 @@ use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use micabox_image::Digest;
 
@@ -122,53 +121,4 @@ fn xattrs(path: &Path) -> BTreeMap<String, Vec<u8>> {
             (name, value)
         })
         .collect()
-}
-
-/// A filesystem image mounted by the host's kernel, until it is dropped.
-pub struct Mounted {
-    pub path: PathBuf,
-}
-
-impl Mounted {
-    pub fn erofs(image: &Path, at: &Path) -> Self {
-        fs::create_dir_all(at).unwrap();
-        run(Command::new("mount")
-            .args(["-t", "erofs", "-o", "ro"])
-            .args([image, at]));
-        Self {
-            path: at.to_owned(),
-        }
-    }
-
-    pub fn tmpfs(at: &Path, options: &str) -> Self {
-        fs::create_dir_all(at).unwrap();
-        run(Command::new("mount")
-            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
-            .arg(at));
-        Self {
-            path: at.to_owned(),
-        }
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg(&self.path).status();
-        if !std::thread::panicking() {
-            assert!(unmounted.unwrap().success());
-        }
-    }
-}
-
-/// Runs a command that must succeed.
-pub fn run(command: &mut Command) {
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(
-        output.status.success(),
-        "{command:?}: {}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
 }

@@ -5,12 +5,12 @@ use std::fs;
 use std::process::Command;
 
 use micabox_image::{Digest, Platform};
+use micabox_testing::run;
 use serde_json::{Value, json};
 
 use super::Loader;
 use super::bundle::{Bundle, REF_NAME, layout, named};
 use crate::image::{TestImage, TestLayer};
-use crate::layer::tree::run;
 
 const RAW: &str = "application/vnd.erofs";
 const ZSTD: &str = "application/vnd.erofs+zstd";

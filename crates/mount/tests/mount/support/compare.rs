@@ -5,11 +5,12 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use micabox_testing::mounts::Mount;
 use proptest::test_runner::{Config, TestRunner};
 use rustix::fs::{Mode, OFlags, mkdir, open};
 
 use super::operation::{Operation, apply, operation};
-use super::{Memory, Tmpfs, tree};
+use super::{Memory, tree};
 
 /// Sequences of operations for each kind of cache, and operations in each.
 const SEQUENCES: u32 = 60;
@@ -23,7 +24,7 @@ fn directory(below: &Path, name: &str) -> OwnedFd {
 
 /// Does the same in both, again and again; `what` is the first, which knows of holes or does not.
 pub fn compare(memory: &Memory, what: &str, knows_holes: bool) {
-    let tmpfs = Tmpfs::mount();
+    let tmpfs = Mount::tmpfs("mode=755,size=256m");
     let number = Cell::new(0);
     let config = Config {
         cases: SEQUENCES,

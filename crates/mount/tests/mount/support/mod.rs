@@ -7,11 +7,10 @@ pub mod tree;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::{JoinHandle, sleep, spawn};
-use std::time::{Duration, Instant};
+use std::thread::{JoinHandle, spawn};
 
 use micabox_mount::{Cache, Error, Filesystem, Limits, Place, Shown, Tree, Usage};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use micabox_testing::wait_until;
 use tempfile::TempDir;
 
 /// A filesystem in memory that this process serves.
@@ -68,19 +67,11 @@ impl Memory {
 
     /// Waits until all that was removed has given back what it took: the kernel forgets inodes later.
     pub fn wait_until_empty(&self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
         let none = Usage {
             bytes: 0,
             inodes: 0,
         };
-        while self.files.usage() != none {
-            assert!(
-                Instant::now() < deadline,
-                "{:?} is still taken",
-                self.files.usage()
-            );
-            sleep(Duration::from_millis(1));
-        }
+        wait_until("nothing is taken", || self.files.usage() == none);
     }
 }
 
@@ -92,34 +83,5 @@ impl Drop for Memory {
         if !std::thread::panicking() {
             server.join().unwrap().unwrap();
         }
-    }
-}
-
-/// The kernel's own filesystem in memory.
-pub struct Tmpfs(TempDir);
-
-impl Tmpfs {
-    pub fn mount() -> Self {
-        let directory = TempDir::new().unwrap();
-        let options = c"mode=755,size=256m";
-        mount(
-            c"tmpfs",
-            directory.path(),
-            c"tmpfs",
-            MountFlags::empty(),
-            options,
-        )
-        .unwrap();
-        Self(directory)
-    }
-
-    pub fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = unmount(self.path(), UnmountFlags::DETACH);
     }
 }

@@ -1,13 +1,11 @@
 //! A guest without a virtual machine: a network namespace on the other end of the link,
 //! with the machine's own kernel as the oracle for every protocol.
 
-pub mod world;
-
-use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 
 use micabox_net::{Addresses, Config, Network};
+use micabox_testing::network::outside;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// Debian's own, which has only the standard library.
@@ -114,23 +112,4 @@ impl Guest {
         assert!(output.status.success(), "{}: {text}", output.status);
         text.trim_end().to_owned()
     }
-}
-
-/// Returns an address of this machine that is not its loopback interface's.
-pub fn outside() -> Ipv4Addr {
-    /// A benchmark address (RFC 2544): no other host has it.
-    const OWN: Ipv4Addr = Ipv4Addr::new(198, 18, 255, 1);
-    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    // Sends nothing, but selects the source address.
-    if socket.connect("192.0.2.77:9").is_ok()
-        && let IpAddr::V4(address) = socket.local_addr().unwrap().ip()
-        && !address.is_loopback()
-    {
-        return address;
-    }
-    let words = format!("addr add {OWN}/32 dev lo");
-    // An earlier test may have added it; binding shows that.
-    let _ = Command::new("ip").args(words.split(' ')).output();
-    TcpListener::bind((OWN, 0)).expect("needs root, or any network");
-    OWN
 }

@@ -1,9 +1,6 @@
-//! A network for one test: the test runs again as a process in a network namespace, which has one
-//! neighbour, another namespace.
+//! Networks for tests: addresses, a name server, and a namespace with a neighbour.
 
-#![allow(dead_code, reason = "every test binary uses a part of it")]
-
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 
@@ -12,11 +9,14 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 /// Set in the process that runs in the namespace.
 const INSIDE: &str = "MICABOX_NET_TEST_INSIDE";
 
-/// Benchmark addresses (RFC 2544): no other host has them.
+/// The test's address in its namespace. As all addresses here, it is a benchmark address (RFC 2544): no other host
+/// has it.
 pub const OWN: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+/// The neighbour's address.
 pub const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 
-/// The test's namespace and its neighbour's.
+/// A network for one test: the test runs again as a process in a network namespace, which has one neighbour,
+/// another namespace.
 pub struct World {
     neighbour: Child,
 }
@@ -136,4 +136,47 @@ pub fn counter(protocol: &str, name: &str) -> u64 {
     let mut pairs = names.split(' ').zip(values.split(' '));
     let (_, value) = pairs.find(|(found, _)| *found == name).unwrap();
     value.parse().unwrap()
+}
+
+/// Returns an address of this machine that is not its loopback interface's.
+pub fn outside() -> Ipv4Addr {
+    const ADDED: Ipv4Addr = Ipv4Addr::new(198, 18, 255, 1);
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    // Sends nothing, but selects the source address.
+    if socket.connect("192.0.2.77:9").is_ok()
+        && let IpAddr::V4(address) = socket.local_addr().unwrap().ip()
+        && !address.is_loopback()
+    {
+        return address;
+    }
+    let words = format!("addr add {ADDED}/32 dev lo");
+    // An earlier test may have added it; binding shows that.
+    let _ = Command::new("ip").args(words.split(' ')).output();
+    TcpListener::bind((ADDED, 0)).expect("needs root, or any network");
+    ADDED
+}
+
+/// Starts a resolver: `*.test` has the address, no other name exists.
+pub fn resolver(answer: Ipv4Addr) -> SocketAddr {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let query = &buffer[..length];
+            let end = 12 + query[12..].iter().position(|byte| *byte == 0).unwrap() + 5;
+            let mut reply = query[..end].to_vec();
+            let known = query[12..end].windows(5).any(|label| label == b"\x04test");
+            reply[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0]);
+            if !known {
+                reply[3] |= 3;
+            } else if query[end - 3] == 1 {
+                reply[7] = 1;
+                reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+                reply.extend(answer.octets());
+            }
+            let _ = socket.send_to(&reply, from);
+        }
+    });
+    address
 }

@@ -5,12 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::SystemTime;
 
-/// Returns the output of a program, both streams.
-fn text(output: &Output) -> String {
-    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.push_str(&String::from_utf8_lossy(&output.stderr));
-    text
-}
+use crate::run;
 
 /// Returns one of e2fsprogs' programs, which Debian keeps out of a user's PATH.
 pub fn tool(name: &str) -> Command {
@@ -33,19 +28,6 @@ fn now() -> u64 {
     since_epoch.expect("a clock that is set").as_secs()
 }
 
-/// Runs a command that must succeed, and returns its output.
-#[track_caller]
-pub fn run(command: &mut Command) -> String {
-    let output = command.output().expect("the program starts");
-    let said = text(&output);
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{said}",
-        output.status
-    );
-    said
-}
-
 /// The verdict of `e2fsck -fn`.
 #[derive(Debug)]
 pub struct Verdict {
@@ -55,6 +37,19 @@ pub struct Verdict {
     pub passed: bool,
     /// Its output.
     pub text: String,
+}
+
+impl Verdict {
+    fn of(output: &Output) -> Self {
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.push_str(&String::from_utf8_lossy(&output.stderr));
+        let passed = output.status.success() && !text.contains("trying backup");
+        Self {
+            passed,
+            clean: passed && !text.contains("? no"),
+            text,
+        }
+    }
 }
 
 /// Runs `e2fsck -fn`. `None` if it was stopped: it loops on some broken images.
@@ -73,21 +68,17 @@ pub fn e2fsck(image: &Path) -> Option<Verdict> {
         )
         .output()
         .expect("prlimit and e2fsck run");
-    let text = text(&output);
-    match output.status.code() {
-        None => None,
-        code => Some(Verdict {
-            passed: code == Some(0) && !text.contains("trying backup"),
-            clean: code == Some(0) && !text.contains("? no") && !text.contains("trying backup"),
-            text,
-        }),
-    }
+    output.status.code().map(|_| Verdict::of(&output))
 }
 
-/// Panics if `e2fsck -fn` has any remark about an image.
+/// Fails if `e2fsck -fn` has any remark about an image.
+///
+/// # Panics
+/// With its output.
 #[track_caller]
 pub fn assert_clean(image: &Path) {
-    let verdict = e2fsck(image).expect("e2fsck ends");
+    let output = tool("e2fsck").arg("-fn").arg(image).output();
+    let verdict = Verdict::of(&output.expect("e2fsck starts"));
     let chatter = |line: &&str| {
         !(line.is_empty()
             || line.starts_with("Pass ")
@@ -118,13 +109,8 @@ pub fn debugfs(image: &Path, request: &str) -> String {
 pub fn broken_images() -> BTreeMap<String, PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/e2fsck-images");
     let output = Command::new(&script).output().expect("the script starts");
-    assert!(
-        output.status.success(),
-        "{}: {}",
-        script.display(),
-        text(&output)
-    );
     let directory = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{}: {directory}", script.display());
     std::fs::read_dir(directory.trim())
         .unwrap()
         .map(|entry| entry.unwrap().path())
