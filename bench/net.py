@@ -22,7 +22,7 @@ import threading
 from bench import measure, report
 from bench.measure import REPOSITORY
 
-GUEST = REPOSITORY / "crates" / "net" / "tests" / "guest" / "guest.py"
+GUEST = REPOSITORY / "crates" / "net" / "tests" / "net" / "guest" / "guest.py"
 TIMER = pathlib.Path("bench", "net_timer")
 MIB = 1 << 20
 GIB = 1 << 30

@@ -1,7 +1,7 @@
 //! A network and nothing else, for a guest in a network namespace: what this process executes is
 //! what a sandbox's network costs.
 //!
-//! `net-timer GUEST COMMAND...` runs the command on GUEST (`crates/net/tests/guest/guest.py`),
+//! `net-timer GUEST COMMAND...` runs the command on GUEST (`crates/net/tests/net/guest/guest.py`),
 //! which may reach this machine's loopback interface. Prints the nanoseconds that the network's
 //! thread was on a processor, its system calls included.
 

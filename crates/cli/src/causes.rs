@@ -38,6 +38,8 @@ const REPAIR: &str =
 const CAUSES: &[Cause] = causes! {
     // Backends, and what they need.
     E::NoGuest { .. } => "build the guest with `make guest`, or name its directory in MICABOX_GUEST",
+    E::GuestDenied { .. } =>
+        "copy the guest to where this user may read, and name that directory in MICABOX_GUEST",
     E::Machine(Machine::Spawn { .. }) => "`mica doctor` says whether QEMU starts here",
     E::Machine(Machine::NoSnapshots { backend: "host" }) =>
         "only a machine has memory of its own: run it without `--backend host`",

@@ -53,6 +53,12 @@ pub enum Error {
         /// The directories that were searched.
         searched: Vec<PathBuf>,
     },
+    /// This user may not see whether the guest's kernel or agent is there.
+    #[error("can't look for the guest's {}: permission denied", path.display())]
+    GuestDenied {
+        /// The file.
+        path: PathBuf,
+    },
     /// Another process keeps such machines ready.
     #[error("another pool keeps such machines ready")]
     PoolExists,

@@ -1,5 +1,6 @@
 //! Locates the guest's kernel and agent.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -33,7 +34,7 @@ impl GuestFiles {
     /// for the kernel.
     ///
     /// # Errors
-    /// [`Error::NoGuest`] with the places.
+    /// [`Error::NoGuest`] with the places, or [`Error::GuestDenied`] with one that this user may not see.
     pub fn find() -> Result<Self, Error> {
         Self::find_for(&std::env::current_exe().unwrap_or_default())
     }
@@ -41,7 +42,7 @@ impl GuestFiles {
     /// Finds the files as [`GuestFiles::find`] does, for the program at `program`.
     ///
     /// # Errors
-    /// [`Error::NoGuest`] with the places.
+    /// [`Error::NoGuest`] with the places, or [`Error::GuestDenied`] with one that this user may not see.
     pub fn find_for(program: &Path) -> Result<Self, Error> {
         Self::find_in(directories(program), true)
     }
@@ -67,6 +68,12 @@ impl GuestFiles {
         {
             return Ok(files);
         }
+        let mut places = complete
+            .clone()
+            .flat_map(|files| [files.kernel, files.initrd]);
+        if let Some(path) = places.find(|path| is_denied(path)) {
+            return Err(Error::GuestDenied { path });
+        }
         let has_kernel = complete.clone().any(|files| files.kernel.is_file());
         Err(Error::NoGuest {
             name: if has_kernel || !with_kernel {
@@ -77,6 +84,11 @@ impl GuestFiles {
             searched: directories,
         })
     }
+}
+
+fn is_denied(path: &Path) -> bool {
+    path.metadata()
+        .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// Returns where the files of a program may be.

@@ -15,10 +15,11 @@ use micabox_overlay::lower::LowerKind;
 use micabox_overlay::patch::Patch;
 use micabox_overlay::view::{PathKind, ViewError};
 use micabox_overlay::words::PREFIX;
+use micabox_testing::mounts::Mount;
+use micabox_testing::run;
 use rustix::fs::{FileType, OFlags};
 use support::case::{self, Case};
 use support::edits;
-use support::mounts::{Mount, run};
 use support::tree::{self, Tree, assert_same, parent};
 
 const KINDS: [LowerKind; 2] = [LowerKind::Erofs, LowerKind::Ext4];
@@ -139,7 +140,8 @@ fn a_layer_on_the_lower_one_is_the_same_tree() {
         let archive = case.directory.path().join("layer.tar");
         write_layer(&mut case.view(), File::create(&archive).unwrap()).unwrap();
         let layer = case::convert(case.directory.path(), &archive);
-        let stack = Mount::stack(vec![Mount::erofs(&layer), case.mount_lower()]);
+        let layers = [Mount::erofs(&layer, &[]), case.mount_lower()];
+        let stack = Mount::stack(&layers);
         assert_same("layer", &tree::of_directory(stack.path()), &expected);
     }
 }

@@ -6,8 +6,15 @@
 #![forbid(unsafe_code)]
 
 mod docker_registry;
+pub mod e2fsprogs;
 pub mod image;
+pub mod mounts;
+pub mod network;
+mod process;
 mod shell;
+mod wait;
 
 pub use docker_registry::DockerRegistry;
+pub use process::{children, descendants, exists, run};
 pub use shell::shell;
+pub use wait::{PATIENCE, wait, wait_until};

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use micabox_testing::wait_until;
 use micabox_vmm::{
     Backend, Begin, Disk, DiskRate, Exit, MachineConfig, MachineFile, PmemRegion, Qemu,
 };
@@ -246,11 +247,19 @@ fn qemu_is_in_jail() {
     }
     // Each machine has a user of its own.
     let other = Qemu::probe().unwrap().start(&config()).unwrap();
-    let owner = |pid: u32| {
-        std::thread::sleep(Duration::from_millis(500));
+    let owner = |pid: String| {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
         line.unwrap().trim().to_owned()
     };
-    assert_ne!(owner(other.pid()), owner(machine.pid()));
+    let ours = owner("self".into());
+    for machine in [&machine, &other] {
+        wait_until("it is in the jail", || {
+            owner(machine.pid().to_string()) != ours
+        });
+    }
+    assert_ne!(
+        owner(other.pid().to_string()),
+        owner(machine.pid().to_string())
+    );
 }

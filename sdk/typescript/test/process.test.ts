@@ -153,10 +153,10 @@ test("a program that is not mica is named", async () => {
     `await images.list().catch((error) => console.log(error.name, error.message));
     process.env.MICABOX_MICA = "/bin/echo";
     await images.list().catch((error) => console.log(error.name, error.message));`,
-    { MICABOX_MICA: "/no/such/mica" },
+    { MICABOX_MICA: "/proc/none/mica" },
   );
   const [missing, other] = stdout.split("\n").filter((line) => line.includes("Error"));
-  assert.match(missing ?? "", /^HostError cannot start `\/no\/such\/mica`: .*ENOENT/);
+  assert.match(missing ?? "", /^HostError cannot start `\/proc\/none\/mica`: .*ENOENT/);
   assert.match(other ?? "", /^ProtocolError the other side does not speak|^DisconnectedError the connection to mica/);
   assert.equal(HostError.name, "HostError");
 });

@@ -1,6 +1,6 @@
 //! Containers on this machine's own kernel, as an asynchronous program makes them.
 
-#[path = "../../../micabox/tests/support/mod.rs"]
+#[path = "../../../micabox/tests/micabox/support/mod.rs"]
 mod image;
 
 use std::ops::Deref;

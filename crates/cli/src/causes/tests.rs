@@ -74,6 +74,7 @@ fn with_hints() -> Vec<(E, &'static str)> {
             },
             "make guest",
         ),
+        (E::GuestDenied { path: path() }, "this user may read"),
         (
             E::Machine(Machine::Spawn {
                 path: path(),

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{Holding, Home, assert_clean, image, wait};
+use super::{Holding, Home, assert_clean, image, wait};
 
 const MIB: usize = 1 << 20;
 

@@ -1,17 +1,16 @@
 //! A store with a small image, and `mica` on it.
 
-#![allow(dead_code, reason = "every test binary uses a part of it")]
+#![allow(dead_code, reason = "each of two programs uses a part of it")]
 
-pub mod dns;
 pub mod e2b;
 pub mod exec;
+pub mod full;
 pub mod host;
 pub mod share;
 pub mod snapshot;
 pub mod trees;
 pub mod upper;
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
@@ -19,19 +18,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use micabox_image::convert::Place;
 use micabox_image::{LoadOptions, Settings, Store, progress};
-pub use micabox_testing::image;
+pub use micabox_testing::{PATIENCE, exists, image, wait, wait_until};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-
-/// A timeout far longer than any step takes: only a hang reaches it.
-pub const PATIENCE: Duration = Duration::from_secs(300);
-
-/// Interval of polls.
-const POLL: Duration = Duration::from_millis(20);
 
 /// A test's own store, with the image `box`.
 pub struct Home {
@@ -354,31 +346,6 @@ impl Running {
     }
 }
 
-/// Waits for a process's end. Returns its exit code, or minus the signal.
-pub fn wait(child: &mut Child) -> i32 {
-    use std::os::unix::process::ExitStatusExt;
-    let mut status = None;
-    wait_until("the process ends", || {
-        status = child.try_wait().unwrap();
-        status.is_some()
-    });
-    let status = status.unwrap();
-    status
-        .code()
-        .or(status.signal().map(|signal| -signal))
-        .unwrap()
-}
-
-/// Waits until `done` returns true.
-#[track_caller]
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "never happened: {what}");
-        std::thread::sleep(POLL);
-    }
-}
-
 /// Fails unless e2fsck finds no problems on a disk that was cleanly unmounted.
 #[track_caller]
 pub fn assert_clean(disk: &Path) {
@@ -401,9 +368,4 @@ pub fn wait_until_closed(file: &Path) {
         let mut files = threads.flat_map(|thread| entries(thread.path().join("fd")));
         !files.any(|open| fs::read_link(open.path()).is_ok_and(|path| path == file))
     });
-}
-
-/// Returns whether a process with this PID exists.
-pub fn exists(pid: impl AsRef<OsStr>) -> bool {
-    Path::new("/proc").join(pid.as_ref()).exists()
 }

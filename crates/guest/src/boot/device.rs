@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(uuid_at(path), None);
         fs::write(path, &image[..1100]).unwrap();
         assert_eq!(uuid_at(path), None);
-        assert_eq!(uuid_at("/nonexistent"), None);
+        assert_eq!(uuid_at("/proc/none"), None);
         image[1080..1082].copy_from_slice(&[0x53, 0xef]);
         image[1128..1144].copy_from_slice(&[7; 16]);
         fs::write(path, &image).unwrap();

@@ -265,7 +265,7 @@ mod tests {
         fs::create_dir(first.join("tool")).unwrap();
         write(&first.join("data"), b"", 0o644);
         write(&second.join("tool"), b"", 0o755);
-        let path = format!("/nonexistent:{}:{}", first.display(), second.display());
+        let path = format!("/proc/none:{}:{}", first.display(), second.display());
         let found = find(b"tool", path.as_bytes()).unwrap();
         assert_eq!(found.to_bytes(), second.join("tool").as_os_str().as_bytes());
         for missing in [&b"data"[..], b"other", b""] {

@@ -5,10 +5,10 @@ use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
 use micabox_jail::{Call, CallError, Death, Limits, Worker};
+use micabox_testing::{descendants, wait_until};
 use rustix::pipe::{PipeFlags, pipe_with};
 use serde::{Deserialize, Serialize};
 
@@ -236,26 +236,6 @@ fn it_is_the_first_process_and_has_no_environment() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Returns the processes whose parent or grandparent is `ancestor`.
-fn descendants(ancestor: u32) -> Vec<u32> {
-    let parent = |pid: u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat.rsplit(')')
-            .next()?
-            .split(' ')
-            .nth(2)?
-            .parse::<u32>()
-            .ok()
-    };
-    let all = fs::read_dir("/proc").unwrap().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let below = |pid: &u32| {
-        let first = parent(*pid);
-        first == Some(ancestor) || first.and_then(parent) == Some(ancestor)
-    };
-    pids.filter(below).collect()
-}
-
 /// Checks the kernel's status of a process: identity, capabilities, filters.
 fn a_worker_has_no_identity_and_no_powers() -> Result<(), Failed> {
     let (mut ours, theirs) = std::os::unix::net::UnixStream::pair()?;
@@ -330,14 +310,8 @@ fn a_killed_owner_leaves_no_worker() -> Result<(), Failed> {
     owner.wait()?;
     // The end of the stream: the other end is closed everywhere.
     assert_eq!(ours.read(&mut [0])?, 0);
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while workers
-        .iter()
-        .any(|pid| Path::new(&format!("/proc/{pid}/exe")).exists())
-    {
-        assert!(Instant::now() < deadline, "{workers:?} live on");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let runs = |pid: &u32| Path::new(&format!("/proc/{pid}/exe")).exists();
+    wait_until("they end", || !workers.iter().any(runs));
     Ok(())
 }
 

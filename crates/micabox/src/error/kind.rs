@@ -167,6 +167,7 @@ impl Error {
             Self::MachineNotStarted(_)
             | Self::Mount(_)
             | Self::NoGuest { .. }
+            | Self::GuestDenied { .. }
             | Self::NotStarted(_)
             | Self::ShareServer(_)
             | Self::Unwritten(_) => Kind::Host,

@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn without_resolv_conf_the_resolver_is_loopback() {
-        let none = read(std::path::Path::new("/nonexistent"));
+        let none = read(std::path::Path::new("/proc/none"));
         assert_eq!(none, ["127.0.0.1:53".parse().unwrap()]);
     }
 }

@@ -146,7 +146,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
             assert_eq!(names(), 1);
         }
-        WholeFile::create(Path::new("/nonexistent/file"))
+        WholeFile::create(Path::new("/proc/none/file"))
             .err()
             .unwrap();
     }

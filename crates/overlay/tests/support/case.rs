@@ -9,9 +9,10 @@ use micabox_image::convert::{Expect, Place, convert_layer_in};
 use micabox_image::{Digest, Limits, Store};
 use micabox_overlay::lower::{Lower, LowerKind};
 use micabox_overlay::view::{self, View};
+use micabox_testing::mounts::{Mount, directory_on_disk};
+use micabox_testing::run;
 
 use super::history::{self, Random};
-use super::mounts::{Mount, run};
 
 pub struct Case {
     pub directory: tempfile::TempDir,
@@ -25,10 +26,7 @@ pub struct Case {
 impl Case {
     /// Makes random layers; the upper one has a history of `steps`.
     pub fn new(kind: LowerKind, seed: u64, steps: usize) -> Self {
-        // On disk, since the kernel does not mount images from tmpfs.
-        let target = env!("CARGO_TARGET_TMPDIR");
-        fs::create_dir_all(target).unwrap();
-        let directory = tempfile::tempdir_in(target).unwrap();
+        let directory = directory_on_disk();
         let mut random = Random(seed);
         let mut lower = empty(directory.path(), "lower");
         let mount = Mount::ext4(&lower, "rw");
@@ -64,7 +62,7 @@ impl Case {
     /// Mounts the lower layer with the kernel.
     pub fn mount_lower(&self) -> Mount {
         match self.kind {
-            LowerKind::Erofs => Mount::erofs(&self.lower),
+            LowerKind::Erofs => Mount::erofs(&self.lower, &[]),
             LowerKind::Ext4 => Mount::ext4(&self.lower, "ro"),
         }
     }

@@ -10,10 +10,11 @@ use std::process::Command;
 
 use micabox_overlay::edit::Edit;
 use micabox_overlay::patch::Patch;
+use micabox_testing::mounts::Mount;
+use micabox_testing::run;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 
 use super::history::{NAMES, Random, TARGETS};
-use super::mounts::{Mount, run};
 use super::tree::{Tree, of_directory};
 use micabox_ext4::FileKind;
 

@@ -3,5 +3,4 @@
 pub mod case;
 pub mod edits;
 pub mod history;
-pub mod mounts;
 pub mod tree;

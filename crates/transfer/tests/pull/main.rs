@@ -1,10 +1,10 @@
 //! Pulls from well-behaved, broken and hostile registries.
 
-#[path = "../../../image/tests/layer/mod.rs"]
+#[path = "../../../image/tests/image/layer/mod.rs"]
 mod layer;
 
 mod faults;
-#[path = "../../../image/tests/load/image.rs"]
+#[path = "../../../image/tests/image/image.rs"]
 mod image;
 mod kept;
 mod killed;

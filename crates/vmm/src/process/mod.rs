@@ -549,7 +549,10 @@ mod tests {
 
     #[test]
     fn a_program_that_does_not_exist_is_named() {
-        let error = Process::start(launch("/no/qemu", Vec::new()), Channels::new().unwrap());
-        assert!(error.unwrap_err().to_string().contains("/no/qemu"));
+        let error = Process::start(
+            launch("/proc/none/qemu", Vec::new()),
+            Channels::new().unwrap(),
+        );
+        assert!(error.unwrap_err().to_string().contains("/proc/none/qemu"));
     }
 }

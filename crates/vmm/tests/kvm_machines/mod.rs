@@ -1,6 +1,7 @@
 //! The tests.
 
 mod endings;
+mod here;
 mod limits;
 mod processors;
 mod snapshots;
@@ -21,6 +22,7 @@ const MAGIC: &[u8; 8] = b"MICABOX\n";
 
 pub fn tests() -> Vec<Trial> {
     let mut tests = vec![
+        Trial::test("a_processor_executes_what_it_is_given", here::executes),
         Trial::test("our_kernel_boots_to_the_agent", || boots("vmlinux", 1)),
         Trial::test("a_bzimage_boots_to_the_agent", || boots("bzImage", 1)),
         Trial::test("a_kernel_boots_on_three_processors", || boots("vmlinux", 3)),

@@ -1,0 +1,53 @@
+//! `mica`, as its users and other programs run it.
+
+mod acl;
+mod bad_input;
+mod cp;
+mod cp_race;
+mod create;
+mod diff;
+mod disk;
+mod e2b;
+mod e2b_api;
+mod exec;
+mod ext4;
+mod ext4_cp;
+mod full_disk;
+mod host;
+mod host_users;
+mod hostile;
+mod hostile_disks;
+mod hostile_text;
+mod images;
+mod jailed;
+mod lifecycle;
+mod limits;
+mod log;
+mod mcp;
+mod memfs;
+mod messages;
+mod mount;
+mod mount_changes;
+mod network;
+mod network_names;
+mod patches;
+mod pause;
+mod published;
+mod root_disk;
+mod run;
+mod save;
+mod serve;
+mod share_programs;
+mod shares;
+mod snapshot_files;
+mod start_failures;
+mod stop;
+#[path = "../support/mod.rs"]
+mod support;
+mod terminal;
+mod transport;
+mod trim;
+mod upper_folder;
+mod volume;
+
+micabox_jail::run_if_worker_before_main!(&micabox::worker_kinds());

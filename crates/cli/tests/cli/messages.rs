@@ -1,0 +1,490 @@
+//! mica's messages and exit codes for wrong command lines: what failed, on what, and what to do
+//! next.
+
+use std::fs;
+use std::process::Command;
+
+use crate::support::{Finished, Home};
+
+/// A command line, its exit code, and all its stderr. `HOME` stands for a directory of the test.
+type Row = (&'static [&'static str], i32, &'static str);
+
+const NAME_RULE: &str =
+    "2 to 63 letters, digits, `_`, `.` and `-`, beginning with a letter or digit";
+
+/// Rows that need no machine.
+const ROWS: &[Row] = &[
+    (
+        &[
+            "run",
+            "--mount",
+            "type=bind,src=/proc/none/x,dst=/data",
+            "box",
+        ],
+        125,
+        "mica: cannot share `/proc/none/x`: No such file or directory (os error 2)\n      \
+         make it first; `-v` of `mica run` and `mica create` makes a missing folder, `--mount` does not\n",
+    ),
+    (
+        &["run", "--mount", "type=tmpfs,tmpfs-size=1m", "box"],
+        125,
+        "error: invalid value 'type=tmpfs,tmpfs-size=1m' for '--mount <MOUNT>': target is required\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["run", "--tmpfs", "/a:size=x", "box"],
+        125,
+        "error: invalid value '/a:size=x' for '--tmpfs <PATH[:OPTIONS]>': expected a number with \
+         b, k, m, g or t\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &[
+            "run",
+            "--tmpfs",
+            "/a",
+            "--mount",
+            "type=tmpfs,dst=/a/",
+            "box",
+        ],
+        125,
+        "mica: cannot mount anything at `/a/`: something else is mounted there as well\n",
+    ),
+    (
+        &["run", "--tmpfs", "/tmp/../..", "box"],
+        125,
+        "mica: cannot mount anything at `/tmp/../..`: the path has `..` in it\n",
+    ),
+    (
+        &["run", "-v", "~/x:/m", "box"],
+        125,
+        "error: invalid value '~/x:/m' for '--volume <[HOST|NAME:]PATH[:ro][,cached]>': `~/x`: a shell \
+         replaces ~ only outside quotes: give the whole path, or ./~/x\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["run", "-p", "8080:80-82", "box"],
+        125,
+        "error: invalid value '8080:80-82' for '--publish <PORTS>': 8080:80-82: the two ranges have \
+         different lengths\n\nFor more information, try '--help'.\n",
+    ),
+    (
+        &["run", "--restart", "always", "box"],
+        125,
+        "mica: `--restart always` is not supported: nothing of mica's runs to do it; `mica start` starts \
+         a kept sandbox again, from a systemd unit for one\n",
+    ),
+    (
+        &["create", "--privileged", "box"],
+        125,
+        "mica: `--privileged` is not supported: root in a sandbox has every capability already, of its own \
+         kernel, and nothing gives it more of the host\n",
+    ),
+    (
+        &["run", "-m", "1g", "--memory-swap", "2g", "box"],
+        125,
+        "mica: `--memory-swap` is not supported: a machine has no swap of its own; `-m` is all its memory\n      \
+         omit it, or give it the value of -m\n",
+    ),
+    (
+        &["exec", "box"],
+        125,
+        "mica: no command to run in box\n      for a shell: `mica exec -it box sh`\n",
+    ),
+    (
+        &["stop", "-t", "abc", "box"],
+        2,
+        "error: invalid value 'abc' for '--time <SECONDS>': expected a number\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["--log", "foo", "ps"],
+        2,
+        "mica: the filter `foo` of the log: `foo` is neither a level nor a part of mica\n      \
+         such as `info`, `debug`, or `micabox_net=debug` for one part\n",
+    ),
+    (
+        &["run", "-m", "4000g", "box"],
+        125,
+        "mica: cannot give the machine 4096000 MiB of memory: this host has N MiB, swap included\n      \
+         N MiB are available now: ask for less with -m\n",
+    ),
+    (
+        &["run", "--net-allow", "http://a.test", "box"],
+        125,
+        "error: invalid value 'http://a.test' for '--net-allow <CIDR|DOMAIN[:PORT]>': \
+         http://a.test: expected a name or an address, not a URL; for this one, `a.test:80`\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["run", "--hostname", "bad host!", "box"],
+        125,
+        "error: invalid value 'bad host!' for '--hostname <HOSTNAME>': expected up to 64 letters, \
+         digits, `-`, `_` and `.`, no part beginning or ending with `-`\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["run", "--name", "a/b", "box"],
+        125,
+        "mica: invalid sandbox name `a/b`: RULE\n",
+    ),
+    (
+        &["run", "--root-disk", "/etc/hosts", "true"],
+        125,
+        "mica: the root disk /etc/hosts: it holds neither an ext4 nor an EROFS filesystem\n      \
+         make one with `mke2fs -d DIRECTORY FILE SIZE` or `mkfs.erofs FILE DIRECTORY`\n",
+    ),
+    (
+        &["ext4", "check", "/etc/hosts"],
+        2,
+        "mica: cannot check `/etc/hosts`: not an ext4 filesystem\n      \
+         if it was one, `e2fsck -b 32768 FILE` tries its backup superblock\n",
+    ),
+    (
+        &["ext4", "check", "/proc/none"],
+        2,
+        "mica: /proc/none: No such file or directory (os error 2)\n",
+    ),
+    (
+        &["load", "--name", "sha256:abc", "box.tar"],
+        2,
+        "error: invalid value 'sha256:abc' for '--name <REFERENCE>': `sha256:abc` looks like a \
+         digest, not a name: for an image by digest write REPOSITORY@sha256:DIGEST\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["save", "--compression", "lz4", "box"],
+        2,
+        "error: invalid value 'lz4' for '--compression <HOW>': invalid compression `lz4`: expected \
+         gzip, zstd or none\n\nFor more information, try '--help'.\n",
+    ),
+    (
+        &["push", "box"],
+        1,
+        "mica: cannot push `box`: without a registry, it means docker.io/library/box, which is \
+         Docker's own\n      name one: `mica push box REGISTRY/NAME`, or USER/NAME on docker.io\n",
+    ),
+    (
+        &["push", "box", "other:2"],
+        1,
+        "mica: cannot push `other:2`: without a registry, it means docker.io/library/other, which \
+         is Docker's own\n      \
+         name one: `mica push box REGISTRY/NAME`, or USER/NAME on docker.io\n",
+    ),
+    (
+        &["stop", "nothing"],
+        1,
+        "mica: no such sandbox: `nothing`\n      `mica ps -a` lists all sandboxes\n",
+    ),
+    (
+        &["run", "--from", "nothing"],
+        125,
+        "mica: no such snapshot: `nothing`\n      `mica snapshot ls` lists all snapshots\n",
+    ),
+    (
+        &["cp", "here", "there"],
+        1,
+        "mica: one path must be in a sandbox, and the other on the host\n      \
+         write SANDBOX:PATH, and ./name for a host file with a colon in its name\n",
+    ),
+    (
+        &["snapshot", "import", "/etc/hosts"],
+        1,
+        "mica: importing the snapshot: it is not a mica snapshot\n",
+    ),
+];
+
+/// Fails unless everything is as in the row.
+#[track_caller]
+fn assert_row(home: &Home, (words, code, expected): Row, finished: &Finished) {
+    let text = finished.stderr();
+    let text = text.replace(home.path().to_str().unwrap(), "HOME");
+    let expected = expected.replace("RULE", NAME_RULE);
+    assert_eq!((finished.code(), text), (code, expected), "{words:?}");
+    assert_eq!(finished.stdout(), "", "{words:?}");
+}
+
+/// Runs `mica` and replaces the host's memory size with `N`, for the same text on every host.
+fn run(home: &Home, words: &[&str]) -> Finished {
+    let finished = home.output(words);
+    finished.replace(|text| {
+        let number = |word: &str, next: Option<&&str>| {
+            let is_number = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+            is_number && next.is_some_and(|next| next.starts_with("MiB")) && word != "4096000"
+        };
+        let words: Vec<_> = text.split(' ').collect();
+        let words = words.iter().enumerate().map(|(at, word)| {
+            if number(word, words.get(at + 1)) {
+                "N"
+            } else {
+                word
+            }
+        });
+        words.collect::<Vec<_>>().join(" ")
+    })
+}
+
+#[test]
+fn errors_of_a_command_line_say_what_to_do() {
+    let home = Home::new();
+    for row in ROWS {
+        assert_row(&home, *row, &run(&home, row.0));
+    }
+}
+
+#[test]
+fn a_command_whose_output_can_not_be_written_fails() {
+    let home = Home::empty();
+    for words in [
+        &["ps"][..],
+        &["ps", "--json"],
+        &["images"],
+        &["volume", "ls"],
+        &["snapshot", "ls"],
+        &["doctor"],
+        &["--help"],
+        &["run", "--help"],
+        &["--version"],
+    ] {
+        let mut command = home.mica(words);
+        command.stdout(fs::File::options().write(true).open("/dev/full").unwrap());
+        let finished = Finished::of(command);
+        assert_eq!(finished.code(), 1, "{words:?}: {}", finished.stderr());
+        let said = finished.stderr();
+        assert!(
+            said.contains("writing to stdout: No space left"),
+            "{words:?}: {said}"
+        );
+    }
+}
+
+#[test]
+fn messages_tell_a_damaged_filesystem_from_a_file_without_one() {
+    let home = Home::empty();
+    let disk = home.path().join("disk");
+    let path = disk.to_str().unwrap();
+    home.output(&["ext4", "mkfs", path, "--size", "16M"]).ok();
+    assert_eq!(home.output(&["ext4", "check", path]).ok(), "clean\n");
+    // The root directory's mode, in the first inode table.
+    let mut bytes = fs::read(&disk).unwrap();
+    let tables = u32::from_le_bytes(bytes[4096 + 8..4096 + 12].try_into().unwrap());
+    let mode = tables as usize * 4096 + 256;
+    bytes[mode] ^= 0xff;
+    fs::write(&disk, bytes).unwrap();
+    let damaged = home.output(&["ext4", "check", path]);
+    assert_eq!(damaged.code(), 1);
+    assert!(damaged.stdout().contains("inode 2"), "{}", damaged.stdout());
+}
+
+/// Runs `mica` in its own mount namespace, after `script`.
+fn in_namespace(home: &Home, script: &str, words: &[&str]) -> Finished {
+    let mica = home.mica(words);
+    let mut command = Command::new("unshare");
+    command.arg("--mount");
+    // A user namespace with root alone in it would keep workers from leaving root's identity.
+    if !rustix::process::geteuid().is_root() {
+        command.arg("--map-root-user");
+    }
+    command
+        .args(["sh", "-euc"])
+        .arg(format!("{script}; exec \"$0\" \"$@\""))
+        .arg(mica.get_program())
+        .args(mica.get_args())
+        .env("STORE", home.store())
+        .env("MICABOX_HOME", home.store())
+        .env("MICABOX_CONFIG", "/dev/null");
+    Finished::of(command)
+}
+
+#[test]
+fn a_store_that_can_not_be_written_to_can_be_looked_at() {
+    let home = Home::new();
+    home.output(&["ps", "-a"]).ok();
+    let digest = home.output(&["images", "-q"]).ok();
+    let read_only = "mount --bind \"$STORE\" \"$STORE\"; mount -o remount,ro,bind \"$STORE\"";
+    let run = |words: &[&str]| in_namespace(&home, read_only, words);
+    assert_eq!(run(&["images", "-q"]).ok(), digest);
+    assert_eq!(run(&["ps", "-aq"]).ok(), "");
+    assert!(run(&["inspect", "box"]).ok().contains(digest.trim()));
+    assert_eq!(run(&["snapshot", "ls", "--json"]).ok(), "[]\n");
+    let refused = run(&["tag", "box", "other:1"]);
+    assert_eq!(refused.code(), 1);
+    assert!(
+        refused.stderr().contains("Read-only file system"),
+        "{}",
+        refused.stderr()
+    );
+    assert_eq!(home.output(&["images", "-q"]).ok(), digest);
+}
+
+#[test]
+fn the_message_for_a_full_disk_says_what_frees_it() {
+    let home = Home::new();
+    let small = "mount -t tmpfs -o size=256k none \"$HOME\"";
+    let out = home.path().join("out");
+    fs::create_dir(&out).unwrap();
+    let file = out.join("box.tar");
+    let save = ["save", "-o", file.to_str().unwrap(), "box"];
+    let full = in_namespace(&home, &small.replace("$HOME", out.to_str().unwrap()), &save);
+    assert_eq!(full.code(), 1);
+    let text = full.stderr();
+    assert!(text.contains("No space left on device"), "{text}");
+    let hint = format!(
+        "\n      free some space there; where it is the disk of the store, {}, `mica store prune` \
+         removes what is not in use\n",
+        home.store().display()
+    );
+    assert!(
+        text.starts_with("mica: ") && text.ends_with(&hint),
+        "{text}"
+    );
+    // The store's message names the directory.
+    let archive = home.path().join("box.tar");
+    let path = archive.to_str().unwrap();
+    home.output(&["save", "-o", path, "box"]).ok();
+    let empty = Home::empty();
+    fs::create_dir(empty.store()).unwrap();
+    let store = empty.store();
+    let store = store.to_str().unwrap();
+    let full = in_namespace(&empty, &small.replace("$HOME", store), &["load", path]);
+    let text = full.stderr();
+    assert!(
+        text.contains(store) && text.contains("store prune"),
+        "{text}"
+    );
+}
+
+/// A command that fails, words of its hint, what the hint says to do, and the command again, which works.
+fn assert_hint_helps(home: &Home, command: &[&str], hint: &str, step: &[&str]) {
+    let failed = home.output(command);
+    assert_ne!(failed.code(), 0, "{command:?}");
+    assert!(failed.stderr().contains(hint), "{}", failed.stderr());
+    home.output(step).ok();
+    let again = home.output(command);
+    assert_eq!(
+        (again.code(), again.stderr()),
+        (0, String::new()),
+        "{command:?}"
+    );
+}
+
+#[test]
+fn a_hint_helps_if_it_is_followed() {
+    let home = Home::new();
+    let create = ["create", "--name", "it", "-v", "data:/data", "box", "true"];
+    home.output(&["volume", "create", "data", "--size", "16M"])
+        .ok();
+    home.output(&create).ok();
+    assert_hint_helps(&home, &create, "`mica rm`", &["rm", "it"]);
+    let remove = ["volume", "rm", "data"];
+    assert_hint_helps(&home, &remove, "`mica rm`", &["rm", "it"]);
+
+    let folder = home.path().join("folder");
+    let mount = format!("type=bind,src={},dst=/data", folder.display());
+    let create = ["create", "--name", "it", "--mount", &mount, "box", "true"];
+    let failed = home.output(&create);
+    assert!(
+        failed.stderr().contains("make it first"),
+        "{}",
+        failed.stderr()
+    );
+    fs::create_dir(&folder).unwrap();
+    home.output(&create).ok();
+
+    let commit = ["commit", "it", "new:1"];
+    let failed = home.output(&commit);
+    assert!(
+        failed.stderr().contains("run it with `--upper disk`"),
+        "{}",
+        failed.stderr()
+    );
+    home.output(&["rm", "it"]).ok();
+    home.output(&[
+        "create", "--name", "it", "--upper", "disk:16m", "box", "true",
+    ])
+    .ok();
+}
+
+#[test]
+fn doctor_does_not_call_a_backend_well_that_does_not_work() {
+    let home = Home::empty();
+    let mica = home.mica(&["doctor", "--json"]);
+    let mut inside = Command::new("unshare");
+    // Root of a user namespace can't start containers.
+    inside.arg("--map-root-user");
+    inside.arg(mica.get_program()).args(mica.get_args());
+    inside.env("MICABOX_HOME", home.store());
+    let checks = Finished::of(inside).stdout();
+    let checks: serde_json::Value = serde_json::from_str(&checks).unwrap();
+    let checks = checks.as_array().unwrap();
+    let backend = checks.iter().find(|check| check["what"] == "host backend");
+    let backend = backend.unwrap();
+    assert_eq!(backend["verdict"], "note", "{backend}");
+    for check in checks.iter().filter(|check| check["verdict"] == "ok") {
+        let found = check["found"].as_str().unwrap();
+        assert!(!found.contains("not work"), "{check}");
+    }
+}
+
+/// Rows about running sandboxes and their commands.
+const LIVE: &[Row] = &[
+    (
+        &["start", "-a", "it"],
+        125,
+        "mica: sandbox it is running\n      \
+         `mica logs -f it` shows what it writes, `mica stop it` ends it\n",
+    ),
+    (
+        &["rm", "it"],
+        1,
+        "mica: sandbox it is running\n      stop it first with `mica stop`, or use `mica rm -f`\n",
+    ),
+    (
+        &["cp", "it:/no/such", "."],
+        1,
+        "mica: reading `/no/such` in the sandbox: No such file or directory (os error 2)\n",
+    ),
+    (
+        &["cp", "/etc/hosts", "it:/etc/hosts/x"],
+        1,
+        "mica: looking at `/etc/hosts/x` in the sandbox: Not a directory (os error 20)\n",
+    ),
+    (
+        &["snapshot", "create", "it", "s"],
+        1,
+        "mica: invalid snapshot name `s`: RULE\n",
+    ),
+    (
+        &["snapshot", "create", "it", "taken"],
+        1,
+        "mica: cannot create snapshot `taken`: there is one already\n      \
+         choose another name, or remove that one with `mica snapshot rm`\n",
+    ),
+    (
+        &["run", "--rm", "-u", "4294967294", "box", "true"],
+        125,
+        "mica: user ID 4294967294 is too large: the largest is 2147483647\n",
+    ),
+];
+
+#[test]
+#[ignore = "needs a built guest"]
+fn messages_tell_running_sandboxes_from_ended_ones() {
+    let home = Home::new();
+    let run = ["run", "-d", "--name", "it", "--upper", "disk:64m", "box"];
+    home.output(&[&run[..], &["sleep", "1000"]].concat()).ok();
+    home.output(&["snapshot", "create", "it", "taken"]).ok();
+    for row in LIVE {
+        assert_row(&home, *row, &home.output(row.0));
+    }
+    let id = home.output(&["ps", "-q"]).ok();
+    let taken = home.output(&["run", "--name", "it", "box", "true"]);
+    let expected = format!(
+        "mica: cannot call a sandbox `it`: the name is in use by sandbox {}\n      \
+         choose another name, or remove that one with `mica rm`\n",
+        id.trim()
+    );
+    assert_eq!((taken.code(), taken.stderr()), (125, expected));
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    home.output(&["rm", "it"]).ok();
+}

@@ -1,0 +1,18 @@
+//! What needs a KVM that runs ordinary kernels, on our own monitor. `scripts/test-kvm` runs this.
+
+mod disk;
+mod e2b;
+mod exec;
+mod fork;
+mod full_disk;
+mod host;
+mod layers;
+mod memory;
+#[path = "../cli/network.rs"]
+mod network;
+mod outside;
+mod pool;
+mod snapshot;
+#[path = "../support/mod.rs"]
+mod support;
+mod upper_folder;

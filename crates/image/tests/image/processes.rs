@@ -1,0 +1,260 @@
+//! Several processes with one store: killed at any moment, working on the same layer, pruning at
+//! the same time.
+//!
+//! The other processes are this test binary again, directed by environment variables.
+
+use std::env;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use micabox_image::convert::{Expect, convert_layer};
+use micabox_image::store::{Claim, PruneOptions};
+use micabox_image::{Digest, Limits, Store};
+
+use crate::layer::archive::Archive;
+use crate::layer::{TestStore, expect, fast_store, gzip, store};
+
+const ACTION: &str = "MICABOX_TEST_ACTION";
+const STORE: &str = "MICABOX_TEST_STORE";
+const DIFF_ID: &str = "MICABOX_TEST_DIFF_ID";
+
+/// Where the parent puts the blob for its children: making it takes longer than converting it.
+fn blob_path(store: &Store) -> PathBuf {
+    store.root().with_file_name("blob")
+}
+
+/// Writes the blob for the children, and returns the layer's diff ID.
+fn prepare(store: &Store) -> Digest {
+    let archive = archive();
+    std::fs::write(blob_path(store), gzip(&archive)).unwrap();
+    Digest::of(&archive)
+}
+
+/// A layer that takes some time: files of every size, gzip'd.
+fn archive() -> Vec<u8> {
+    let noise: Vec<u8> = (0..400_000u64)
+        .map(|i| (i.wrapping_mul(i ^ 0x9e37_79b9) >> 7) as u8)
+        .collect();
+    let mut archive = Archive::new();
+    for i in 0..60 {
+        archive = archive.file(&format!("d{}/{i}", i % 7), &noise[i * 6000..]);
+    }
+    archive.whiteout("d1/.wh.x").finish()
+}
+
+/// Runs in a child; without the environment variables, this test does nothing.
+#[test]
+fn child() {
+    let Ok(action) = env::var(ACTION) else { return };
+    let store = Store::open(Path::new(&env::var_os(STORE).unwrap())).unwrap();
+    println!("ready");
+    io::stdout().flush().unwrap();
+    match &*action {
+        "convert" => {
+            let blob = std::fs::read(blob_path(&store)).unwrap();
+            let honest = Expect {
+                diff_id: env::var(DIFF_ID).unwrap().parse().unwrap(),
+                ..expect(&blob, &blob)
+            };
+            convert_layer(&store, &blob[..], &honest, &Limits::default()).unwrap();
+        }
+        // Keeps the claim until the parent releases it, which for a killed child is never.
+        "claim" => {
+            let diff_id = env::var(DIFF_ID).unwrap().parse().unwrap();
+            let claim = store.claim_layer(&diff_id, None).unwrap();
+            println!(
+                "{}",
+                if matches!(claim, Claim::Missing(_)) {
+                    "missing"
+                } else {
+                    "present"
+                }
+            );
+            io::stdout().flush().unwrap();
+            io::stdin().read_line(&mut String::new()).unwrap();
+        }
+        "prune" => {
+            store.prune(&PruneOptions::default()).unwrap();
+        }
+        _ => panic!("{action}"),
+    }
+}
+
+struct Process {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Process {
+    fn start(action: &str, store: &Store, diff_id: &Digest) -> Self {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["processes::child", "--exact", "--nocapture"])
+            .env(ACTION, action)
+            .env(STORE, store.root())
+            .env(DIFF_ID, diff_id.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut process = Self { child, output };
+        process.wait_for("ready");
+        process
+    }
+
+    /// Reads up to a line that ends in `text`; the test harness writes some of its own.
+    fn wait_for(&mut self, text: &str) {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(
+                self.output.read_line(&mut line).unwrap(),
+                0,
+                "`{text}` never came"
+            );
+            if line.trim_end().ends_with(text) {
+                return;
+            }
+        }
+    }
+
+    fn succeed(mut self) {
+        drop(self.child.stdin.take());
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{rest}");
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn assert_clean(store: &TestStore) {
+    let report = store.fsck(false).unwrap();
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    assert_eq!(report.strangers, [] as [&Path; 0]);
+}
+
+#[test]
+fn killed_at_any_moment_a_conversion_leaves_a_sound_store() {
+    // A kill loses no written bytes, so a store in memory is sufficient.
+    let store = fast_store();
+    let diff_id = prepare(&store);
+    let started = Instant::now();
+    Process::start("convert", &store, &diff_id).succeed();
+    let whole = started.elapsed();
+
+    // A different moment each time, by the golden ratio: spread evenly, never the same.
+    let mut moment = 0.0f64;
+    let mut done = 0;
+    for _ in 0..100 {
+        store.prune(&PruneOptions::default()).unwrap();
+        assert!(store.layer(&diff_id).unwrap().is_none());
+        moment = (moment + 0.618_033_988_75).fract();
+        let process = Process::start("convert", &store, &diff_id);
+        std::thread::sleep(Duration::from_secs_f64(whole.as_secs_f64() * moment));
+        process.kill();
+
+        assert_clean(&store);
+        // The next process that opens the store removes the leftovers.
+        let reopened = Store::open(store.root()).unwrap();
+        assert_eq!(
+            std::fs::read_dir(store.root().join("tmp")).unwrap().count(),
+            0
+        );
+        done += usize::from(reopened.layer(&diff_id).unwrap().is_some());
+        Process::start("convert", &store, &diff_id).succeed();
+        assert_clean(&store);
+        assert!(store.layer(&diff_id).unwrap().is_some());
+    }
+    assert!(done < 100, "no conversion was killed in time");
+}
+
+#[test]
+fn two_processes_make_one_layer_once() {
+    let store = store();
+    let diff_id = prepare(&store);
+    let mut first = Process::start("claim", &store, &diff_id);
+    first.wait_for("missing");
+    // The second process waits for the first, as all the others here do.
+    let others: Vec<_> = (0..3)
+        .map(|_| Process::start("convert", &store, &diff_id))
+        .collect();
+    first.kill();
+    others.into_iter().for_each(Process::succeed);
+    assert_clean(&store);
+    let mut last = Process::start("claim", &store, &diff_id);
+    last.wait_for("present");
+    last.succeed();
+}
+
+#[test]
+fn threads_of_one_process_make_one_layer_once() {
+    let store = store();
+    let archive = archive();
+    let honest = expect(&archive, &archive);
+    let layers: Vec<_> = std::thread::scope(|scope| {
+        let convert = || convert_layer(&store, &archive[..], &honest, &Limits::default());
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(convert)).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap().unwrap())
+            .collect()
+    });
+    assert!(layers.windows(2).all(|pair| pair[0] == pair[1]));
+    assert_clean(&store);
+}
+
+#[test]
+fn prune_waits_for_processes_that_use_the_store() {
+    let store = store();
+    let archive = archive();
+    let shared = store.shared().unwrap();
+    let honest = expect(&archive, &archive);
+    let diff_id = honest.diff_id;
+    let layer = convert_layer(&store, &archive[..], &honest, &Limits::default()).unwrap();
+    let prune = Process::start("prune", &store, &diff_id);
+    // A prune is about to run, and the layer has no image yet: only the lock keeps it.
+    let mut another = Process::start("claim", &store, &diff_id);
+    another.wait_for("present");
+    another.succeed();
+    assert!(layer.path.exists());
+    drop(shared);
+    prune.succeed();
+    assert!(!layer.path.exists());
+    assert_clean(&store);
+}
+
+#[test]
+fn files_of_a_running_import_are_kept() {
+    let store = store();
+    let diff_id = prepare(&store);
+    let mut claim = Process::start("claim", &store, &diff_id);
+    claim.wait_for("missing");
+    // An import in this process, half done: its source stops to inspect the store.
+    struct LookingAround<'a>(&'a [u8], &'a Store);
+    impl Read for LookingAround<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let tmp = self.1.root().join("tmp");
+            let before = std::fs::read_dir(&tmp)?.count();
+            Store::open(self.1.root()).map_err(io::Error::other)?;
+            assert!(before > 0 && std::fs::read_dir(&tmp)?.count() == before);
+            self.0.read(buffer)
+        }
+    }
+    let archive = Archive::new().file("f", "x").finish();
+    let source = LookingAround(&archive, &store);
+    convert_layer(
+        &store,
+        source,
+        &expect(&archive, &archive),
+        &Limits::default(),
+    )
+    .unwrap();
+    claim.kill();
+    assert_clean(&store);
+}

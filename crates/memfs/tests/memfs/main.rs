@@ -1,0 +1,6 @@
+//! A filesystem in memory, by its calls.
+
+mod contents;
+mod lower;
+mod names;
+mod support;

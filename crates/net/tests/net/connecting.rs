@@ -1,0 +1,233 @@
+//! Connections that are being made: how long attempts last, and how many there can be.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use micabox_net::Config;
+use micabox_testing::network::{NEIGHBOUR, World};
+
+use crate::guest::Guest;
+use crate::link::{ACK, FIN, Link, RST, SYN, segment};
+
+/// A documentation network (RFC 5737); here, packets to it are lost.
+const HOLE: &str = "203.0.113.0/24";
+const IN_HOLE: [u8; 4] = [203, 0, 113, 7];
+
+/// Counts the connections that this machine is trying to make, in its kernel's own table.
+fn attempts() -> usize {
+    let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let states = table
+        .lines()
+        .skip(1)
+        .map(|line| line.split_whitespace().nth(3));
+    states.filter(|state| *state == Some("02")).count() // SYN_SENT
+}
+
+fn wait_for_attempts(expected: usize, patience: Duration) {
+    let start = Instant::now();
+    while attempts() != expected {
+        let found = attempts();
+        assert!(start.elapsed() < patience, "{found}, not {expected}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Serves a port that echoes a byte on each connection, and holds all of them; returns the port.
+fn serve(world: &World) -> String {
+    let server = world.there(|| TcpListener::bind((NEIGHBOUR, 0)).unwrap());
+    let port = server.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let mut streams = Vec::new();
+        for mut stream in server.incoming().flatten() {
+            let served = stream.try_clone().map(|mut served| {
+                std::thread::spawn(move || {
+                    let mut byte = [0];
+                    while stream.read_exact(&mut byte).is_ok() {
+                        let _ = served.write_all(&byte);
+                    }
+                })
+            });
+            streams.push(served);
+        }
+    });
+    port.to_string()
+}
+
+/// Starts that many connections at once and waits for the end of each attempt; then prints the
+/// result of each, and of a byte there and back on each connection made.
+const AT_ONCE: &str = "
+import errno, select
+def at_once(count, *to):
+    streams = [socket.socket() for n in range(count)]
+    for stream in streams:
+        stream.setblocking(False)
+        stream.connect_ex(to)
+    results = {}
+    made = []
+    for stream in streams:
+        poller = select.poll()
+        poller.register(stream, select.POLLOUT)
+        assert poller.poll(60_000)
+        error = stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        results[error] = results.get(error, 0) + 1
+        if error == 0: made.append(stream)
+    for stream in made:
+        stream.setblocking(True)
+        stream.sendall(b'x')
+    for stream in made:
+        assert stream.recv(1) == b'x'
+    for stream in streams: stream.close()
+    return ', '.join(f'{count} {os.strerror(error)}' for error, count in sorted(results.items()))
+import resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+";
+
+#[test]
+#[ignore = "needs root"]
+fn an_attempt_that_the_guest_has_given_up_is_closed() {
+    let Some(world) = World::enter() else {
+        return;
+    };
+    world.swallow(HOLE);
+    let port = serve(&world);
+    let guest = Guest::with_rules(&[], &[]);
+    // A client with its own timeout; its kernel sends nothing when the client closes the socket.
+    let text = guest.run(
+        "
+for turn in range(6):
+    streams = [socket.socket() for n in range(250)]
+    for n, stream in enumerate(streams):
+        stream.setblocking(False)
+        stream.connect_ex((f'203.0.113.{n}', 1000 + turn))
+    time.sleep(0.3)
+    for stream in streams: stream.close()
+start = time.monotonic()
+connect(*sys.argv[1:]).close()
+print(time.monotonic() - start < 1)
+",
+        &[&NEIGHBOUR.to_string(), &port],
+    );
+    assert_eq!(text, "True");
+    wait_for_attempts(0, Duration::from_secs(10));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_attempt_lasts_while_the_guest_retransmits() {
+    let Some(world) = World::enter() else {
+        return;
+    };
+    world.swallow(HOLE);
+    let guest = Guest::with_rules(&[], &[]);
+    let mut child = guest.start(
+        "
+stream = socket.socket()
+stream.settimeout(12)
+print(code(lambda: stream.connect(('203.0.113.7', 80))))
+",
+        &[],
+    );
+    wait_for_attempts(1, Duration::from_secs(10));
+    // The same attempt: a new one would come from another port.
+    let table = || {
+        let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+        let row = table.lines().nth(1).map(str::to_owned);
+        row.map(|row| row.split_whitespace().nth(1).unwrap().to_owned())
+    };
+    let (first, start) = (table(), Instant::now());
+    while start.elapsed() < Duration::from_secs(10) {
+        assert_eq!(table(), first, "{:?}", start.elapsed());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(child.wait().unwrap().success());
+    wait_for_attempts(0, Duration::from_secs(30));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_reset_or_fin_ends_an_attempt() {
+    let Some(world) = World::enter() else {
+        return;
+    };
+    world.swallow(HOLE);
+    let link = Link::new("203.0.113.0/24");
+    for (port, flags) in [(1000, RST), (1001, RST | ACK), (1002, FIN | ACK)] {
+        link.send(&segment(port, (IN_HOLE, 80), [500, 0], SYN, b""));
+        wait_for_attempts(1, Duration::from_secs(3));
+        link.send(&segment(port, (IN_HOLE, 80), [501, 0], flags, b""));
+        wait_for_attempts(0, Duration::from_secs(3));
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_new_syn_of_a_port_replaces_its_attempt() {
+    let Some(world) = World::enter() else {
+        return;
+    };
+    let address = [198, 18, 0, 77];
+    let link = Link::new("198.18.0.77");
+    let any = std::net::Ipv4Addr::UNSPECIFIED;
+    let _server = world.there(|| TcpListener::bind((any, 80)).unwrap());
+    // No host has the address yet, so this machine asks for it by ARP.
+    link.send(&segment(1000, (address, 80), [500, 0], SYN, b""));
+    wait_for_attempts(1, Duration::from_secs(3));
+    link.send(&segment(1000, (address, 80), [900, 0], SYN, b""));
+    world.have(address.into());
+    let (_, flags, acknowledged) = link.segment_for(1000);
+    assert_eq!((flags, acknowledged), (SYN | ACK, 901));
+}
+
+/// A guest that can have 1024 connections at a time.
+fn with_a_thousand_places() -> Guest {
+    Guest::new(Config {
+        descriptors: Some(2048),
+        ..Config::default()
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn seven_hundred_connections_at_once_are_all_made() {
+    let Some(world) = World::enter() else {
+        return;
+    };
+    world.swallow(HOLE);
+    let port = serve(&world);
+    let guest = with_a_thousand_places();
+    // The same holds while the maximum number of attempts is under way in vain, once the network has
+    // seen the first ones closed: they count until then.
+    let text = guest.run(
+        &format!(
+            "{AT_ONCE}
+import time
+print(at_once(700, sys.argv[1], int(sys.argv[2])))
+time.sleep(3)
+streams = [socket.socket() for n in range(1500)]
+for n, stream in enumerate(streams):
+    stream.setblocking(False)
+    stream.connect_ex((f'203.0.113.{{n % 250}}', 1000 + n))
+print(at_once(700, sys.argv[1], int(sys.argv[2])))
+"
+        ),
+        &[&NEIGHBOUR.to_string(), &port],
+    );
+    assert_eq!(text, "700 Success\n700 Success");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn connections_beyond_the_limit_are_refused() {
+    let Some(world) = World::enter() else {
+        return;
+    };
+    let port = serve(&world);
+    let guest = with_a_thousand_places();
+    let text = guest.run(
+        &format!("{AT_ONCE}\nprint(at_once(1100, sys.argv[1], int(sys.argv[2])))"),
+        &[&NEIGHBOUR.to_string(), &port],
+    );
+    assert_eq!(text, "1024 Success, 76 Connection refused");
+}

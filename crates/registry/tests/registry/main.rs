@@ -1,0 +1,4 @@
+//! Credentials and headers.
+
+mod credentials;
+mod headers;

@@ -1,0 +1,5 @@
+//! Messages, whole and mutated.
+
+mod messages;
+mod mutations;
+mod stream;
