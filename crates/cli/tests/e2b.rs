@@ -8,6 +8,8 @@ mod interpreters;
 #[path = "e2b/silence.rs"]
 mod silence;
 mod support;
+#[path = "e2b/unknown.rs"]
+mod unknown;
 
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
