@@ -5,6 +5,7 @@ pub mod compressed;
 pub mod disk;
 pub mod dns;
 pub mod documents;
+pub mod e2b;
 pub mod erofs;
 pub mod erofs_seeds;
 pub mod ext4;

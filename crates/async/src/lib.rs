@@ -27,7 +27,7 @@ mod streams;
 
 pub use blocking::blocking;
 pub use commands::Commands;
-pub use files::{Entries, FileReader, FileWriter, Files, Replies, Watch};
+pub use files::{Entries, FileReader, FileWriter, Files, FilesWriter, Replies, Watch};
 pub use process::{Handle, Process};
 pub use sandbox::Sandbox;
 pub use streams::{Output, Stdin};

@@ -30,6 +30,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+pub use e2b::fuzzing;
 use failure::{EXIT_MICA, Failure};
 use micabox::ErrorKind;
 

@@ -18,7 +18,7 @@ use crate::link::Link;
 use operation::{Ends, Operation, bytes, from_bytes};
 
 pub use replies::{Entries, Replies};
-pub use stream::{FileReader, FileWriter};
+pub use stream::{FileReader, FileWriter, FilesWriter};
 pub use watch::Watch;
 
 /// How long the guest may be silent. It has nothing to say while it removes a large tree.
@@ -172,6 +172,20 @@ impl Files {
         };
         let operation = self.start("writing", path, &request, Ends::IN).await?;
         FileWriter::new(operation)
+    }
+
+    /// Begins to write files, one after the other, in one operation.
+    ///
+    /// # Errors
+    /// As [`Files::read`].
+    pub async fn create_many(&self, options: WriteOptions) -> Result<FilesWriter, Error> {
+        let request = FileRequest::WriteMany {
+            existing: options.existing,
+            mode: options.mode,
+            parents: options.parents,
+        };
+        let operation = self.start("writing", Path::new(""), &request, Ends::IN);
+        FilesWriter::new(operation.await?)
     }
 
     /// Returns a file's attributes. Symbolic links are followed.

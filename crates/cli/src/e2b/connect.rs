@@ -3,11 +3,13 @@
 //! A call with one reply is a request and a reply in JSON. In a stream, each message has five bytes before it: flags
 //! and a length, big endian. The last one has the flag [`END`], and says what went wrong.
 
+mod envelopes;
+
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::{HeaderMap, StatusCode};
 use serde::Serialize;
@@ -20,18 +22,13 @@ use super::http::{self, Answer, Body, Response, header};
 use super::incoming::Incoming;
 use super::places::SMALL;
 use super::problem::{Kind, Problem};
+pub use envelopes::{Envelopes, MOST};
 
 /// The flag of a stream's end.
 const END: u8 = 2;
 
-/// Bytes before a message.
-const HEAD: usize = 5;
-
 /// A year.
 const FAR: Duration = Duration::from_secs(365 * 86_400);
-
-/// Most bytes of a message.
-const MOST: usize = 8 << 20;
 
 /// The reply of a call.
 pub fn reply<T: Serialize>(answer: Result<T, Problem>) -> Response {
@@ -113,7 +110,7 @@ fn frame(flags: u8, message: &impl Serialize) -> Bytes {
 /// The messages of a client's stream.
 pub struct Messages {
     body: Incoming,
-    bytes: BytesMut,
+    envelopes: Envelopes,
     /// Bytes of a message that there is room for.
     room: usize,
 }
@@ -122,7 +119,7 @@ impl Messages {
     pub fn new(body: Incoming) -> Self {
         Self {
             body,
-            bytes: BytesMut::new(),
+            envelopes: Envelopes::default(),
             room: SMALL,
         }
     }
@@ -130,23 +127,23 @@ impl Messages {
     /// Returns the next message; None at the end.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
         loop {
-            if let Some(message) = self.take()? {
+            if let Some(message) = self.envelopes.take()? {
                 return serde_json::from_slice(&message).map(Some).map_err(|error| {
                     Problem::invalid(format!("a message is not as expected: {error}"))
                 });
             }
-            let length = self.length()?;
+            let length = self.envelopes.coming()?;
             if length > self.room {
                 let call = Arc::clone(self.body.call());
                 call.make_room(length * http::GROWTH).await?;
                 self.room = length;
             }
             match self.body.frame().await {
-                None if self.bytes.is_empty() => return Ok(None),
+                None if self.envelopes.is_empty() => return Ok(None),
                 None => return Err(Problem::invalid("the stream ends within a message")),
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
-                        self.bytes.extend_from_slice(&data);
+                        self.envelopes.push(&data);
                     }
                 }
                 Some(Err(error)) => return Err(http::broken(error)),
@@ -157,31 +154,6 @@ impl Messages {
     /// Lets the client be silent between messages for as long as it likes.
     pub fn be_patient(&mut self) {
         self.body.set_patience(None);
-    }
-
-    /// Returns the length of the message that comes, as far as it is known.
-    fn length(&self) -> Result<usize, Problem> {
-        let Some(head) = self.bytes.first_chunk::<HEAD>() else {
-            return Ok(0);
-        };
-        let [flags, length @ ..] = *head;
-        let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-        if flags != 0 {
-            return Err(Problem::unsupported("compressed messages are not taken"));
-        }
-        if length > MOST {
-            return Err(Problem::new(Kind::TooLarge, "a message is too large"));
-        }
-        Ok(length)
-    }
-
-    fn take(&mut self) -> Result<Option<Bytes>, Problem> {
-        let length = self.length()?;
-        if self.bytes.len() < HEAD + length {
-            return Ok(None);
-        }
-        self.bytes.advance(HEAD);
-        Ok(Some(self.bytes.split_to(length).freeze()))
     }
 
     /// Returns the only message of a stream, once the stream has ended: hyper closes a connection whose request it has
@@ -205,13 +177,18 @@ pub struct Timing {
 
 impl Timing {
     /// What the client asks for.
-    pub fn of(headers: &HeaderMap) -> Self {
-        let number = |name| header(headers, name)?.parse::<u64>().ok();
-        let seconds = number("keepalive-ping-interval");
-        Self {
-            timeout: number("connect-timeout-ms").map(Duration::from_millis),
+    pub fn of(headers: &HeaderMap) -> Result<Self, Problem> {
+        let number = |name| {
+            let wrong = |_| Problem::invalid(format!("the header {name} is no number"));
+            let text = headers.contains_key(name).then(|| header(headers, name));
+            let number = text.map(|text| text.unwrap_or_default().parse::<u64>());
+            number.transpose().map_err(wrong)
+        };
+        let seconds = number("keepalive-ping-interval")?;
+        Ok(Self {
+            timeout: number("connect-timeout-ms")?.map(Duration::from_millis),
             keepalive: seconds.map(|seconds| Duration::from_secs(seconds.max(1))),
-        }
+        })
     }
 }
 

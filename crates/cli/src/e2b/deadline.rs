@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Server;
-use super::http::blocking;
+use super::http::{blocking, waiting};
 use super::label::OnTimeout;
 use super::problem::{Kind, Problem};
 use super::sandbox::{self, Served};
@@ -152,7 +152,7 @@ impl Server {
     /// Gives a sandbox so many seconds from now.
     pub async fn give(&self, served: &Served, seconds: u64) -> Result<(), Problem> {
         let again = served.clone();
-        blocking(move || set(&again, seconds)).await?;
+        waiting(served.id(), move || set(&again, seconds)).await?;
         self.expect(served, seconds);
         Ok(())
     }
@@ -160,7 +160,10 @@ impl Server {
     /// Gives a sandbox so many seconds, unless it has more.
     pub async fn prolong(&self, served: &Served, seconds: u64) -> Result<(), Problem> {
         let again = served.clone();
-        let left = blocking(move || Ok(left(&again, &again.sandbox.expires()?))).await?;
+        let left = waiting(served.id(), move || {
+            Ok(left(&again, &again.sandbox.expires()?))
+        })
+        .await?;
         if left.is_some_and(|left| left >= Duration::from_secs(seconds)) {
             return Ok(());
         }
@@ -170,7 +173,7 @@ impl Server {
     /// Pauses a sandbox, which has no deadline until it is resumed.
     pub async fn pause(&self, served: &Served) -> Result<(), Problem> {
         let again = served.clone();
-        blocking(move || {
+        waiting(served.id(), move || {
             again.sandbox.pause()?;
             unset(&again)
         })
@@ -182,7 +185,7 @@ impl Server {
     /// Lets a paused sandbox continue for so many seconds.
     pub async fn resume(&self, served: &Served, seconds: u64) -> Result<(), Problem> {
         let (again, all) = (served.clone(), self.sandboxes.clone());
-        blocking(move || {
+        waiting(served.id(), move || {
             // First, so that none runs without a deadline if this server ends now.
             set(&again, seconds)?;
             match again.sandbox.unpause() {

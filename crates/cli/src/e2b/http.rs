@@ -11,8 +11,8 @@ use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Body as _, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{HeaderMap, StatusCode};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
 
@@ -160,6 +160,11 @@ impl hyper::body::Body for Holding {
         self.body.size_hint()
     }
 }
+
+/// The body of a request that needs none.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nothing {}
 
 /// Reads a body in JSON; an empty one has no fields.
 pub async fn read<T: DeserializeOwned>(body: Incoming) -> Result<T, Problem> {

@@ -34,6 +34,8 @@ pub struct Bounds {
     pub watches: Places,
     /// Contexts of interpreters.
     pub contexts: Places,
+    /// Sandboxes that are being made, each by a thread, for as long as its image is pulled.
+    pub made: Places,
     /// KiB of what is kept for clients: bodies, lists, replies of interpreters.
     pub memory: Arc<Places>,
 }
@@ -47,6 +49,7 @@ impl Default for Bounds {
             ports: Places::new("connections to ports", 128, 512),
             watches: Places::new("watches", 64, 512),
             contexts: Places::new("contexts", 32, 1024),
+            made: Places::new("sandboxes to make", 1024, 128),
             memory: Arc::new(Places::new(
                 "KiB of requests and replies",
                 64 << 10,

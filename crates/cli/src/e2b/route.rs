@@ -26,6 +26,9 @@ const ENVD: u16 = 49983;
 /// The port at which they look for an interpreter.
 const CODE: u16 = 49999;
 
+/// The account of the API's clients, which is no sandbox's.
+pub const API: &str = "";
+
 /// A port of a sandbox.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
@@ -113,6 +116,7 @@ async fn api(server: Arc<Server>, request: Request) -> Answer {
         ));
     }
     let (head, body) = request.into_parts();
+    body.call().charge(Account::new(&server.bounds, API));
     body.call().let_in();
     // A client that disconnects stops no change half-way. What waits for it knows that it is gone.
     let (_here, client) = delivery::watch();

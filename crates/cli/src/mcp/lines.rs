@@ -13,7 +13,6 @@ use rmcp::model::{
 };
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
-use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -40,7 +39,7 @@ pub struct Lines<R> {
     /// Whether the rest of a line is passed over.
     is_too_long: bool,
     /// What is answered here, and not yet on its way.
-    answers: VecDeque<Value>,
+    answers: VecDeque<String>,
     /// The requests without a result.
     open: Arc<Mutex<HashSet<RequestId>>>,
     /// Whether the session has begun: what needs no answer means nothing before, and rmcp ends at it.
@@ -119,8 +118,9 @@ impl<R: AsyncRead + Unpin + Send> Lines<R> {
                 };
                 if let Some(why) = why {
                     drop(open);
-                    let id = Some(&request.id);
-                    let answer = message::refusal(id, ErrorCode::INVALID_REQUEST, &why);
+                    let id = serde_json::to_string(&request.id).ok();
+                    let code = ErrorCode::INVALID_REQUEST;
+                    let answer = message::refusal(id.as_deref(), code, &why);
                     self.answers.push_back(answer);
                     return None;
                 }

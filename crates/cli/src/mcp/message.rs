@@ -6,11 +6,11 @@ use std::fmt;
 use rmcp::model::{
     CallToolRequestParams, ClientJsonRpcMessage, ClientRequest, CustomRequest, ErrorCode,
     InitializeRequestParams, JsonRpcMessage, PaginatedRequestParams, ReadResourceRequestParams,
-    RequestId,
 };
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::{Value, json};
+use serde_json::json;
+use serde_json::value::RawValue;
 
 /// The methods whose parameters are checked here.
 const METHODS: [&str; 7] = [
@@ -29,7 +29,7 @@ pub enum Line {
     /// A message that can be handled.
     Message(Box<ClientJsonRpcMessage>),
     /// Something else, with what is answered: a message for each request in it.
-    Refused(Vec<Value>),
+    Refused(Vec<String>),
     /// What needs no answer: an empty line, a notification that means nothing here.
     Nothing,
 }
@@ -39,43 +39,90 @@ pub fn decode(line: &[u8]) -> Line {
     // RFC 8259, 8.1.
     let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
     let line = line.trim_ascii();
+    // What is no UTF-8 may be anywhere but where it is looked for.
+    let text = String::from_utf8_lossy(line);
     match line.first() {
         None => Line::Nothing,
-        Some(b'[') => batch(line),
-        Some(_) => match serde_json::from_slice::<Head>(line) {
-            Ok(head) => one(line, head),
-            Err(error) => Line::Refused(vec![no_json(&error)]),
+        Some(b'[') => batch(&text),
+        Some(_) => match serde_json::from_str::<Head<'_>>(&text) {
+            Ok(head) => one(line, &head),
+            Err(error) => Line::Refused(vec![no_json(id_in(&text), &error)]),
         },
     }
 }
 
+/// Finds the number or name of a request in what is no JSON, as with Python's `NaN`: its client waits for it.
+fn id_in(text: &str) -> Option<&str> {
+    let (mut depth, mut at) = (0, 0);
+    let mut is_id = false;
+    while let Some(byte) = text.as_bytes().get(at) {
+        let rest = text.get(at..).unwrap_or_default();
+        let length = match byte {
+            b'"' => end_of_string(rest)?,
+            b'-' | b'0'..=b'9' => {
+                let is_part = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
+                rest.find(|c| !is_part(c)).unwrap_or(rest.len())
+            }
+            _ => 1,
+        };
+        let token = rest.get(..length).unwrap_or_default();
+        match byte {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth -= 1,
+            _ => {}
+        }
+        if is_id && !matches!(byte, b':' | b' ' | b'\t') {
+            return Some(token).filter(|id| matches!(Id::of(id), Id::Known(_)));
+        }
+        is_id |=
+            depth == 1 && token == "\"id\"" && rest.get(length..)?.trim_start().starts_with(':');
+        at += length;
+    }
+    None
+}
+
+/// Returns where a string in JSON ends that the text begins with.
+fn end_of_string(text: &str) -> Option<usize> {
+    let mut bytes = text.bytes().enumerate().skip(1);
+    loop {
+        match bytes.next()? {
+            (at, b'"') => return Some(at + 1),
+            (_, b'\\') => drop(bytes.next()),
+            _ => {}
+        }
+    }
+}
+
 /// Returns the answer to a line that is longer than `most` bytes.
-pub fn too_long(most: usize) -> Value {
+pub fn too_long(most: usize) -> String {
     let why = format!("the line is longer than {most} bytes");
     refusal(None, ErrorCode::PARSE_ERROR, &why)
 }
 
-/// Returns the answer to a request.
-pub fn refusal(id: Option<&RequestId>, code: ErrorCode, why: &str) -> Value {
-    let error = json!({"code": code.0, "message": why});
-    json!({"jsonrpc": "2.0", "id": id, "error": error})
+/// Returns the answer to a request, whose ID is in JSON.
+pub fn refusal(id: Option<&str>, code: ErrorCode, why: &str) -> String {
+    let (id, error) = (
+        id.unwrap_or("null"),
+        json!({"code": code.0, "message": why}),
+    );
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#)
 }
 
-fn no_json(error: &serde_json::Error) -> Value {
+fn no_json(id: Option<&str>, error: &serde_json::Error) -> String {
     let why = format!("the line is no JSON: {error}");
-    refusal(None, ErrorCode::PARSE_ERROR, &why)
+    refusal(id, ErrorCode::PARSE_ERROR, &why)
 }
 
 /// Batches are of a version of the protocol that has come and gone.
-fn batch(line: &[u8]) -> Line {
+fn batch(text: &str) -> Line {
     const WHY: &str = "messages come one a line, not as an array";
-    let heads = match serde_json::from_slice::<Vec<Head>>(line) {
+    let heads = match serde_json::from_str::<Vec<Head<'_>>>(text) {
         Ok(heads) => heads,
-        Err(error) => return Line::Refused(vec![no_json(&error)]),
+        Err(error) => return Line::Refused(vec![no_json(None, &error)]),
     };
-    let refused = |id: Option<&RequestId>| refusal(id, ErrorCode::INVALID_REQUEST, WHY);
-    let ids = heads.iter().filter_map(|head| head.request_id().ok()?);
-    let mut answers: Vec<_> = ids.map(|id| refused(Some(&id))).collect();
+    let refused = |id: Option<&str>| refusal(id, ErrorCode::INVALID_REQUEST, WHY);
+    let ids = heads.iter().filter_map(|head| head.id().shown());
+    let mut answers: Vec<_> = ids.map(|id| refused(Some(id))).collect();
     if answers.is_empty() {
         answers.push(refused(None));
     }
@@ -83,26 +130,26 @@ fn batch(line: &[u8]) -> Line {
 }
 
 /// Decodes a line with one message.
-fn one(line: &[u8], head: Head) -> Line {
-    let invalid = |id: Option<&RequestId>, why: &str| {
-        Line::Refused(vec![refusal(id, ErrorCode::INVALID_REQUEST, why)])
-    };
+fn one(line: &[u8], head: &Head<'_>) -> Line {
+    let id = head.id();
+    let refused = |code: ErrorCode, why: &str| Line::Refused(vec![refusal(id.shown(), code, why)]);
+    let invalid = |why: &str| refused(ErrorCode::INVALID_REQUEST, why);
     if !head.is_object {
-        return invalid(None, "a message is an object");
+        return invalid("a message is an object");
     }
-    let id = match head.request_id() {
-        Ok(id) => id,
-        Err(why) => return invalid(None, why),
-    };
-    let is_request = match (&head.method, &id) {
-        (Some(Value::String(_)), Some(_)) => true,
-        (Some(Value::String(_)), None) => false,
+    if let Id::Wrong(_, why) = id {
+        return invalid(why);
+    }
+    let method = head.method.map(text);
+    let is_request = match (&method, id) {
+        (Some(Some(_)), Id::Known(_)) => true,
+        (Some(Some(_)), _) => false,
         (None, _) if head.is_reply => false,
-        (None, _) => return invalid(id.as_ref(), "the message has no `method`"),
-        (Some(_), _) => return invalid(id.as_ref(), "the `method` is no string"),
+        (None, _) => return invalid("the message has no `method`"),
+        (Some(None), _) => return invalid("the `method` is no text"),
     };
-    if is_request && head.version != Some(json!("2.0")) {
-        return invalid(id.as_ref(), "`jsonrpc` is not \"2.0\"");
+    if is_request && head.version.and_then(text).as_deref() != Some("2.0") {
+        return invalid("`jsonrpc` is not \"2.0\"");
     }
     match serde_json::from_slice::<ClientJsonRpcMessage>(line) {
         Ok(JsonRpcMessage::Request(request)) => {
@@ -111,26 +158,22 @@ fn one(line: &[u8], head: Head) -> Line {
                 _ => None,
             };
             match wrong {
-                Some(why) => {
-                    let answer = refusal(id.as_ref(), ErrorCode::INVALID_PARAMS, &why);
-                    Line::Refused(vec![answer])
-                }
+                Some(why) => refused(ErrorCode::INVALID_PARAMS, &why),
                 None => Line::Message(Box::new(JsonRpcMessage::Request(request))),
             }
         }
         Ok(message) if !is_request => Line::Message(Box::new(message)),
         Err(error) if is_request => {
-            let is_known = matches!(&head.method, Some(Value::String(name)) if METHODS.contains(&name.as_str()));
+            let method = method.flatten().unwrap_or_default();
             // What is left of it are its parameters.
-            let code = match (error.is_data(), is_known) {
+            let code = match (error.is_data(), METHODS.contains(&&*method)) {
                 (false, _) => ErrorCode::PARSE_ERROR,
                 (true, true) => ErrorCode::INVALID_PARAMS,
                 (true, false) => ErrorCode::METHOD_NOT_FOUND,
             };
-            let why = format!("the request can't be read: {error}");
-            Line::Refused(vec![refusal(id.as_ref(), code, &why)])
+            refused(code, &format!("the request can't be read: {error}"))
         }
-        Ok(_) => invalid(id.as_ref(), "the message is no request"),
+        Ok(_) => invalid("the message is no request"),
         Err(_) => Line::Nothing,
     }
 }
@@ -154,98 +197,153 @@ fn wrong_parameters(request: &CustomRequest) -> Option<String> {
     Some(format!("the parameters of {}: {why}", request.method))
 }
 
-/// What says whose message it is, and which. The rest is passed over, so that it need not be sound: strings with
-/// halves of characters, or no UTF-8, arrays without end.
+/// What says whose message it is, and which, in JSON. The rest is passed over, so that it need not be sound: strings with
+/// halves of characters, arrays without end.
 #[derive(Debug, Default)]
-struct Head {
+struct Head<'a> {
     is_object: bool,
-    version: Option<Value>,
-    id: Option<Value>,
-    method: Option<Value>,
+    version: Option<&'a str>,
+    id: Option<&'a str>,
+    method: Option<&'a str>,
     /// Whether there is a result or an error.
     is_reply: bool,
 }
 
-impl Head {
-    /// Returns the number or name of a request; none of a notification.
-    fn request_id(&self) -> Result<Option<RequestId>, &'static str> {
-        match &self.id {
-            None => Ok(None),
-            Some(Value::String(name)) => Ok(Some(RequestId::String(name.as_str().into()))),
-            Some(Value::Number(number)) if number.is_i64() => {
-                Ok(number.as_i64().map(RequestId::Number))
+/// The number or name of a request, in JSON.
+#[derive(Clone, Copy, Debug)]
+enum Id<'a> {
+    /// It is no request.
+    None,
+    Known(&'a str),
+    /// One that no request may have, and why. Its client may look for it in the answer, unless it is no number or text.
+    Wrong(Option<&'a str>, &'static str),
+}
+
+impl<'a> Id<'a> {
+    fn of(json: &'a str) -> Self {
+        match json.bytes().next() {
+            Some(b'"') if text(json).is_some() => Self::Known(json),
+            Some(b'"') => Self::Wrong(Some(json), "the `id` is no text"),
+            Some(b'-' | b'0'..=b'9') if serde_json::from_str::<i64>(json).is_ok() => {
+                Self::Known(json)
             }
-            Some(_) => Err("the `id` is neither a string nor a whole number"),
+            Some(b'-' | b'0'..=b'9') => Self::Wrong(Some(json), "the `id` is no whole number"),
+            _ => Self::Wrong(None, "the `id` is neither a string nor a whole number"),
+        }
+    }
+
+    /// Returns what an answer has of it.
+    fn shown(self) -> Option<&'a str> {
+        match self {
+            Self::None => None,
+            Self::Known(id) => Some(id),
+            Self::Wrong(id, _) => id,
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Head {
+impl<'a> Head<'a> {
+    fn id(&self) -> Id<'a> {
+        self.id.map_or(Id::None, Id::of)
+    }
+}
+
+/// Returns the text that a string in JSON stands for; None if it is something else, or has half of a character.
+fn text(json: &str) -> Option<String> {
+    serde_json::from_str(json).ok()
+}
+
+impl<'de> Deserialize<'de> for Head<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(Fields)
+    }
+}
+
+/// The name of a field, which may have halves of characters too.
+struct Name(Vec<u8>);
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = Name;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a field")
+            }
+
+            fn visit_bytes<E>(self, name: &[u8]) -> Result<Name, E> {
+                Ok(Name(name.to_owned()))
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
     }
 }
 
 struct Fields;
 
 impl<'de> Visitor<'de> for Fields {
-    type Value = Head;
+    type Value = Head<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a message")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Head, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Head<'de>, A::Error> {
         let mut head = Head {
             is_object: true,
             ..Head::default()
         };
-        while let Some(name) = members.next_key::<String>()? {
-            match name.as_str() {
-                "jsonrpc" => head.version = Some(members.next_value()?),
-                "id" => head.id = Some(members.next_value()?),
-                "method" => head.method = Some(members.next_value()?),
-                _ => {
-                    head.is_reply |= matches!(name.as_str(), "result" | "error");
+        while let Some(Name(name)) = members.next_key()? {
+            let member = match &*name {
+                b"jsonrpc" => &mut head.version,
+                b"id" => &mut head.id,
+                b"method" => &mut head.method,
+                name => {
+                    head.is_reply |= matches!(name, b"result" | b"error");
                     members.next_value::<IgnoredAny>()?;
+                    continue;
                 }
-            }
+            };
+            *member = Some(members.next_value::<&RawValue>()?.get());
         }
         Ok(head)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Head, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Head<'de>, A::Error> {
         while values.next_element::<IgnoredAny>()?.is_some() {}
         Ok(Head::default())
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Head, E> {
+    fn visit_bool<E>(self, _: bool) -> Result<Head<'de>, E> {
         Ok(Head::default())
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Head, E> {
+    fn visit_i64<E>(self, _: i64) -> Result<Head<'de>, E> {
         Ok(Head::default())
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Head, E> {
+    fn visit_u64<E>(self, _: u64) -> Result<Head<'de>, E> {
         Ok(Head::default())
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Head, E> {
+    fn visit_f64<E>(self, _: f64) -> Result<Head<'de>, E> {
         Ok(Head::default())
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<Head, E> {
+    fn visit_str<E>(self, _: &str) -> Result<Head<'de>, E> {
         Ok(Head::default())
     }
 
-    fn visit_unit<E>(self) -> Result<Head, E> {
+    fn visit_unit<E>(self) -> Result<Head<'de>, E> {
         Ok(Head::default())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     /// The codes of the answers, with the requests that they are for.
@@ -254,6 +352,7 @@ mod tests {
             Line::Refused(answers) => answers
                 .iter()
                 .map(|answer| {
+                    let answer: Value = serde_json::from_str(answer).unwrap();
                     let code = answer["error"]["code"].as_i64().unwrap();
                     (code, answer["id"].clone())
                 })
@@ -314,6 +413,18 @@ mod tests {
                 -32601,
             ),
             (
+                r#"{"\ud800":1,"jsonrpc":"2.0","id":7,"method":"ping"}"#.to_owned(),
+                -32700,
+            ),
+            (
+                r#"{"jsonrpc":"\ud800","id":7,"method":"ping"}"#.to_owned(),
+                -32600,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":7,"method":"\ud800"}"#.to_owned(),
+                -32600,
+            ),
+            (
                 r#"{"jsonrpc":"1.0","id":7,"method":"ping"}"#.to_owned(),
                 -32600,
             ),
@@ -327,6 +438,8 @@ mod tests {
         ] {
             assert_eq!(refused(line.as_bytes()), [(code, json!(7))], "{line}");
         }
+        let bytes = b"{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"\xff\",\"params\":{\"\xff\":1}}";
+        assert_eq!(refused(bytes), [(-32700, json!(7))]);
         let bytes =
             b"{\"jsonrpc\":\"2.0\",\"id\":\"a\",\"method\":\"ping\",\"params\":{\"x\":\"\xff\"}}";
         match decode(bytes) {
@@ -338,15 +451,33 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_json_is_refused_with_the_id_that_is_in_it() {
+        let arguments = r#""params":{"name":"a","arguments":{"id":1,"b":"\"id\":2,"}}"#;
+        for (line, id) in [
+            (r#"{"jsonrpc":"2.0","id":7,"params":{"n":NaN}}"#, json!(7)),
+            (r#"{"params":{"n":-Infinity},"id" : "a\"b"}"#, json!("a\"b")),
+            (
+                &format!(r#"{{"x":"id",{arguments},"n":[01],"id":8}}"#),
+                json!(8),
+            ),
+            (&format!(r#"{{{arguments},"n":01}}"#), Value::Null),
+            (r#"{"jsonrpc":"2.0","id":9,"method":"ping""#, json!(9)),
+            (r#"{"id":1.5,"method":"ping""#, Value::Null),
+            (r#"{"id":{"id":1},"n":01}"#, Value::Null),
+            (r#"{"id"#, Value::Null),
+            (r#"{"id":"#, Value::Null),
+            (r#"{"id":"\"#, Value::Null),
+        ] {
+            assert_eq!(refused(line.as_bytes()), [(-32700, id)], "{line}");
+        }
+    }
+
+    #[test]
     fn what_has_no_id_that_can_be_read_is_refused_with_none() {
         for (line, code) in [
             (&b"{"[..], -32700),
             (b"{not json", -32700),
             (b"\xff\xfe{}", -32700),
-            (
-                b"{\"jsonrpc\":\"2.0\",\"id\":\"\\ud800\",\"method\":\"ping\"}",
-                -32700,
-            ),
             (b"{} {}", -32700),
             (b"[1,", -32700),
             (b"1", -32600),
@@ -360,10 +491,6 @@ mod tests {
                 -32600,
             ),
             (
-                b"{\"jsonrpc\":\"2.0\",\"id\":1.5,\"method\":\"ping\"}",
-                -32600,
-            ),
-            (
                 b"{\"jsonrpc\":\"2.0\",\"id\":true,\"method\":\"ping\"}",
                 -32600,
             ),
@@ -371,13 +498,31 @@ mod tests {
                 b"{\"jsonrpc\":\"2.0\",\"id\":[1],\"method\":\"ping\"}",
                 -32600,
             ),
-            (
-                b"{\"jsonrpc\":\"2.0\",\"id\":18446744073709551615,\"method\":\"ping\"}",
-                -32600,
-            ),
         ] {
             let shown = String::from_utf8_lossy(line);
             assert_eq!(refused(line), [(code, Value::Null)], "{shown}");
+        }
+    }
+
+    #[test]
+    fn an_id_that_no_request_may_have_is_in_the_answer_as_it_was_sent() {
+        for id in [
+            "1.5",
+            "1e2",
+            "18446744073709551615",
+            "-0",
+            "1e999",
+            r#""\ud800""#,
+        ] {
+            let line = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#);
+            let Line::Refused(answers) = decode(line.as_bytes()) else {
+                panic!("{line}");
+            };
+            let begin = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32600,"#);
+            assert!(
+                answers.len() == 1 && answers[0].starts_with(&begin),
+                "{answers:?}"
+            );
         }
     }
 

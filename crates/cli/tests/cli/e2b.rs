@@ -4,6 +4,7 @@
 mod files;
 mod interpreters;
 mod silence;
+mod unknown;
 
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;

@@ -10,7 +10,7 @@ use micabox::{Sandboxes, Store};
 use serde_json::{Value, json};
 
 use crate::support::e2b::{Made, Server, request};
-use crate::support::{Home, PATIENCE, snapshot};
+use crate::support::{Home, PATIENCE, snapshot, wait_until};
 
 const ID: &str = "0123456789abcdef0123456789abcdef";
 
@@ -139,6 +139,7 @@ fn what_a_request_has_and_is_not_known_is_refused_by_its_name() {
         ("/v2/sandboxes?state=dead", "dead"),
         ("/v2/sandboxes?startedAfter=yesterday", "startedAfter"),
         ("/v2/sandboxes?limit=0", "limit"),
+        ("/v2/sandboxes?metadata=a%3D1%26a%3D2", "`a`"),
         ("/v2/sandboxes?limit=1&limit=2", "limit"),
         (&of("/metrics?start=now"), "start"),
     ] {
@@ -151,7 +152,8 @@ fn what_a_request_has_and_is_not_known_is_refused_by_its_name() {
             json!({"autoResume": {"enabled": true, "other": 1}}),
             "other",
         ),
-        (json!({"network": {"newRule": [1]}}), "newRule"),
+        (json!({"network": {"newRule": {}}}), "newRule"),
+        (json!({"network": {"httpsPorts": [443]}}), "httpsPorts"),
         (json!({"network": {"denyOut": ["::/0"]}}), "denyOut"),
         (json!({"envVars": {"A\nB": "c"}}), "envVars"),
         (
@@ -175,6 +177,16 @@ fn what_a_request_has_and_is_not_known_is_refused_by_its_name() {
         assert_eq!(said["code"], status, "{what}: {said}");
         let message = said["message"].as_str().unwrap();
         assert!(message.contains(name), "{what}: {message}");
+    }
+    let headers = format!("Content-Type: application/json\r\n{}", server.with_key());
+    for field in ["metadata", "envVars"] {
+        let twice = format!(r#"{{"templateID": "box", "{field}": {{"a": "b", "a": "c"}}}}"#);
+        let (status, said) = server.ask("POST /v2/sandboxes", &headers, twice.as_bytes());
+        assert_eq!(
+            (status, said.text().contains("`a`")),
+            (400, true),
+            "{field}"
+        );
     }
     // What says a default is no more than that.
     let default = json!({"templateID": "none", "secure": true, "network": null, "mcp": null, "iam": {},
@@ -232,6 +244,33 @@ fn a_create_whose_client_has_gone_stops_its_pull() {
     // There is no other attempt, and no sandbox.
     assert_eq!(server.api("GET /v2/sandboxes", &json!({})).1, json!([]));
     assert_eq!(home.sandboxes(), Vec::<PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn a_client_that_goes_while_its_sandbox_is_made_leaves_none() {
+    let home = Home::new();
+    let server = Server::new(&home, &HOST);
+    let new = json!({"templateID": "box", "timeout": 600, "allow_internet_access": false});
+    // Beside those that hold an image.
+    let sandboxes = || home.sandboxes().len() - home.held_images().len();
+    let mut gone = 0;
+    for _ in 0..30 {
+        let is_gone = server.abandon("POST /v2/sandboxes", &new, || sandboxes() > 0);
+        gone += usize::from(is_gone);
+        if !is_gone {
+            let (_, all) = server.api("GET /v2/sandboxes", &json!({}));
+            let id = all[0]["sandboxID"].as_str().unwrap();
+            server.api(&format!("DELETE /sandboxes/{id}"), &json!({}));
+        }
+        wait_until("none is left", || sandboxes() == 0);
+        if gone == 5 {
+            break;
+        }
+    }
+    assert!(gone > 0, "each was answered first");
+    drop(server);
+    home.assert_nothing_left();
 }
 
 #[test]

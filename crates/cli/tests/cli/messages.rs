@@ -426,6 +426,35 @@ fn doctor_does_not_call_a_backend_well_that_does_not_work() {
     }
 }
 
+/// As where nothing delegates control groups.
+#[test]
+#[ignore = "needs root and a built guest"]
+fn a_change_of_which_a_part_needs_a_control_group_is_not_made_and_says_what_to_leave_out() {
+    let home = Home::new();
+    let run = "run -d -q --backend host --net none --name it box sleep 1000";
+    let run: Vec<&str> = run.split(' ').collect();
+    in_namespace(&home, "mount -t tmpfs none /sys/fs/cgroup", &run).ok();
+    let sandboxes = micabox::Sandboxes::open(&micabox::Store::open(&home.store()).unwrap());
+    let it = sandboxes.unwrap().get("it").unwrap();
+    let life = || it.expires().unwrap().expiry.max_life;
+    let before = life();
+    let both = home.output(&["update", "--max-life", "8h", "--cpus", "0.5", "it"]);
+    assert_eq!(both.code(), 1);
+    let said = both.stderr();
+    assert!(said.contains("nothing was changed"), "{said}");
+    assert!(
+        said.contains("leave out --cpus, and all else is changed"),
+        "{said}"
+    );
+    assert_eq!(life(), before);
+    // As it says.
+    home.output(&["update", "--max-life", "8h", "it"]).ok();
+    assert_eq!(life(), Some(std::time::Duration::from_secs(8 * 3600)));
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    home.output(&["rm", "it"]).ok();
+    home.assert_nothing_left();
+}
+
 /// Rows about running sandboxes and their commands.
 const LIVE: &[Row] = &[
     (

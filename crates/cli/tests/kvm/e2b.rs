@@ -98,6 +98,14 @@ fn a_commands_state_is_in_snapshots_and_forks() {
     };
     assert_eq!(server.process(&wrong, "List", &json!({})).0, 401);
 
+    // A client that goes meanwhile leaves no copy.
+    let sandboxes = || home.sandboxes().len();
+    let before = sandboxes();
+    let ask = json!({"count": 2, "timeout": TIMEOUT});
+    let has_begun = || sandboxes() > before;
+    assert!(server.abandon(&path(&original, "fork"), &ask, has_begun));
+    wait_until("no copy is left", || sandboxes() == before);
+
     // While it is paused it does not count, and then it goes on.
     let info = |of: &Made| {
         server

@@ -1,7 +1,7 @@
 //! `mica serve --e2b`, and requests as E2B's packages send them.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
 
@@ -111,6 +111,20 @@ impl Server {
         let headers = format!("Content-Type: application/json\r\n{}", self.with_key());
         let (status, body) = self.ask(line, &headers, body.to_string().as_bytes());
         (status, body.json())
+    }
+
+    /// Asks the API with a client that goes as soon as `has_begun`. Returns whether it was gone before the answer.
+    pub fn abandon(&self, line: &str, body: &Value, has_begun: impl Fn() -> bool) -> bool {
+        let headers = format!("Content-Type: application/json\r\n{}", self.with_key());
+        let mut client = self.connect();
+        let asked = request(line, &headers, body.to_string().as_bytes());
+        client.write_all(&asked).unwrap();
+        super::wait_until("it has begun", has_begun);
+        // To the server that is its end; what came before is still read.
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).unwrap();
+        answer.is_empty()
     }
 
     /// Makes a sandbox.

@@ -131,6 +131,7 @@ async def extracted(session: SandboxSession) -> Any:
 
 async def written(session: SandboxSession) -> Any:
     await session.mkdir("new/dir", parents=True)
+    await session.mkdir("new/dir")  # It is there.
     await session.write(Path("new/dir/file"), io.BytesIO(bytes(range(256)) * 5000))
     await session.mv("new/dir/file", "new/moved")
     await session.rm("new/dir", recursive=True)

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use micabox::{FileKind, Handle};
@@ -14,7 +14,6 @@ use tokio::time::timeout;
 
 use super::interpreter::Interpreter;
 use super::language;
-use super::reply::Reply;
 use crate::e2b::envd;
 use crate::e2b::http::{Pieces, blocking};
 use crate::e2b::places::{Account, Place};
@@ -253,8 +252,8 @@ impl Context {
                 continue; // of one that was interrupted
             }
             let is_end = reply.kind == "end";
-            if let Some(told) = told(reply) {
-                let _ = pieces.send(Ok(with_room(told, room))).await;
+            if let Some(line) = reply.line() {
+                let _ = pieces.send(Ok(with_room(line, room))).await;
             }
             if is_end {
                 return Ok(());
@@ -293,29 +292,6 @@ async fn give_up(interpreter: &mut Interpreter, number: u64) -> Result<(), Probl
         )
     };
     timeout(GRACE, rest).await.unwrap_or_else(|_| Err(late()))
-}
-
-/// Returns the client's message for a reply, as a line; None if there is none.
-fn told(reply: Reply) -> Option<Vec<u8>> {
-    let own = match &*reply.kind {
-        "stdout" | "stderr" => {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH);
-            let now = now.map_or(0, |since| since.as_nanos());
-            format!(",\"timestamp\":{now}")
-        }
-        "result" => format!(",\"is_main_result\":{}", !reply.is_display),
-        "error" => String::new(),
-        "end" => {
-            let count = json!({"type": "number_of_executions", "execution_count": reply.count});
-            return Some(format!("{count}\n").into_bytes());
-        }
-        _ => return None,
-    };
-    let mut line = reply.fields;
-    let begin = format!("{{\"type\":\"{}\"{own}", reply.kind);
-    line.splice(..0, begin.into_bytes());
-    line.extend_from_slice(b"}\n");
-    Some(line)
 }
 
 /// A line that has its room until the client has it.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
 use micabox::{Command, ExitStatus, Handle, Overrides};
 use rustix::process::Signal;
 use serde_json::json;
@@ -12,10 +11,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::time::{Instant, sleep_until};
 
+use super::replies::{Coming, REPLY, Replies};
 use super::reply::Reply;
 use crate::e2b::envd::{Running, ended};
 use crate::e2b::http::blocking;
-use crate::e2b::places::{Account, Place, SMALL};
+use crate::e2b::places::{Account, Place};
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 
@@ -24,17 +24,11 @@ use crate::e2b::sandbox::Served;
 const DRIVER: &str = include_str!("../../../../../sdk/python/micabox/code/driver.py");
 const KERNEL: &str = include_str!("kernel.py");
 
-/// Most bytes of a reply: a plot is one.
-const REPLY: usize = 16 << 20;
-
 /// Bytes of memory that a reply takes, for each of its own: while it is received, while it is read, as it is passed on.
 const GROWTH: usize = 3;
 
 /// How long a reply may take from its head on.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Bytes before a reply.
-const HEAD: usize = 4;
 
 /// Most bytes that are kept of what the interpreter itself says when it fails.
 const SAID: usize = 4 << 10;
@@ -46,12 +40,10 @@ pub struct Interpreter {
     stdin: Sender,
     stdout: Receiver,
     stderr: Receiver,
-    bytes: BytesMut,
+    replies: Replies,
     account: Account,
     /// For the reply that comes: its room, and until when it may take.
     coming: Option<(Option<Place>, Instant)>,
-    /// Bytes that are left of a reply that is too large.
-    too_large: usize,
     said: Vec<u8>,
     requests: u64,
 }
@@ -74,10 +66,9 @@ impl Interpreter {
             stdin: stdin.pipe,
             stdout: running.stdout,
             stderr,
-            bytes: BytesMut::new(),
+            replies: Replies::default(),
             account,
             coming: None,
-            too_large: 0,
             said: Vec::new(),
             requests: 0,
         };
@@ -109,24 +100,33 @@ impl Interpreter {
     /// Returns the next reply, and its room. Nothing is lost if this is dropped before.
     pub async fn next(&mut self) -> Result<(Reply, Option<Place>), Problem> {
         loop {
-            if let Some(reply) = self.skip() {
-                return Ok((reply, None));
-            }
-            if self.too_large == 0
-                && let Some(length) = self.length()
-            {
-                if self.coming.is_none() {
-                    let room = self.account.room(length * GROWTH).await?;
-                    self.coming = Some((room, Instant::now() + PATIENCE));
+            match self.replies.coming() {
+                Coming::Nothing => {}
+                Coming::Reply(length) => {
+                    if self.coming.is_none() {
+                        let room = self.account.room(length * GROWTH).await?;
+                        self.coming = Some((room, Instant::now() + PATIENCE));
+                    }
+                    if let Some(reply) = self.replies.take() {
+                        let room = self.coming.take().and_then(|(room, _)| room);
+                        return Ok((reply.map_err(|_| broken())?, room));
+                    }
                 }
-                if self.bytes.len() >= HEAD + length {
-                    return self.take(length);
+                Coming::TooLarge => {
+                    self.coming
+                        .get_or_insert_with(|| (None, Instant::now() + PATIENCE));
+                    if self.replies.skip() {
+                        self.coming = None;
+                        let value = format!("a result has more than {} MiB", REPLY >> 20);
+                        let reply = Reply::error(self.requests, "ResultTooLarge", &value);
+                        return Ok((reply, None));
+                    }
                 }
             }
             let until = self.coming.as_ref().map_or_else(far, |(_, until)| *until);
             let mut said = [0; 1024];
             tokio::select! {
-                read = self.stdout.read_buf(&mut self.bytes) => {
+                read = self.stdout.read_buf(self.replies.buffer()) => {
                     if !matches!(read, Ok(1..)) {
                         return Err(self.over().await);
                     }
@@ -140,58 +140,13 @@ impl Interpreter {
                     }
                     _ => {
                         // Its end is also that of stdout.
-                        if !matches!(self.stdout.read_buf(&mut self.bytes).await, Ok(1..)) {
+                        if !matches!(self.stdout.read_buf(self.replies.buffer()).await, Ok(1..)) {
                             return Err(self.over().await);
                         }
                     }
                 },
             }
         }
-    }
-
-    /// Drops what has come of a reply that is too large. Returns what is said in its place at its end.
-    fn skip(&mut self) -> Option<Reply> {
-        if self.too_large == 0
-            && let Some(length) = self.length()
-            && length > REPLY
-        {
-            self.too_large = HEAD + length;
-            self.coming = Some((None, Instant::now() + PATIENCE));
-        }
-        if self.too_large == 0 {
-            return None;
-        }
-        let count = self.too_large.min(self.bytes.len());
-        self.bytes.advance(count);
-        self.too_large -= count;
-        if self.too_large > 0 {
-            return None;
-        }
-        self.coming = None;
-        let value = format!("a result has more than {} MiB", REPLY >> 20);
-        Some(Reply::error(self.requests, "ResultTooLarge", &value))
-    }
-
-    /// Returns the length of the reply that comes, once its head is there.
-    fn length(&self) -> Option<usize> {
-        let length = u32::from_le_bytes(*self.bytes.first_chunk::<HEAD>()?);
-        // Its number has 32 bits, and so has that of the least machine.
-        Some(usize::try_from(length).unwrap_or(usize::MAX))
-    }
-
-    fn take(&mut self, length: usize) -> Result<(Reply, Option<Place>), Problem> {
-        self.bytes.advance(HEAD);
-        let body = self.bytes.split_to(length);
-        if self.bytes.is_empty() {
-            // A large one's memory is not kept.
-            self.bytes = BytesMut::new();
-        }
-        let room = self.coming.take().and_then(|(room, _)| room);
-        let reply = Reply::of(&body).map_err(|_| broken())?;
-        if reply.fields.len() > GROWTH * length.max(SMALL) {
-            return Err(broken());
-        }
-        Ok((reply, room))
     }
 
     /// Why there are no more replies.

@@ -3,8 +3,10 @@
 mod context;
 mod interpreter;
 mod language;
+mod replies;
 mod reply;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hyper::{Method, StatusCode};
@@ -12,25 +14,30 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::Server;
-use super::http::{self, Answer, Request, read};
+use super::http::{self, Answer, Nothing, Request, read};
 use super::incoming::Incoming;
+use super::map;
 use super::problem::Problem;
+use super::query::Query;
 use super::sandbox::Served;
 
 pub use context::Contexts;
+pub use replies::{Coming, REPLY, Replies};
 
 /// The body of a request to run code.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Execute {
     code: String,
     context_id: Option<String>,
     language: Option<String>,
-    #[serde(default)]
-    env_vars: Option<std::collections::BTreeMap<String, String>>,
+    #[serde(default, deserialize_with = "map::unique")]
+    env_vars: BTreeMap<String, String>,
 }
 
 /// The body of a request for a context.
 #[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct New {
     language: Option<String>,
     cwd: Option<String>,
@@ -41,11 +48,16 @@ pub async fn answer(server: Arc<Server>, served: Served, request: Request) -> An
     let (head, body) = request.into_parts();
     let path = head.uri.path().trim_matches('/').to_owned();
     let path: Vec<&str> = path.split('/').collect();
+    Query::of(&head.uri, &[])?;
     let contexts = &server.contexts;
     match (&head.method, path.as_slice()) {
-        (&Method::GET, ["health"]) => Ok(http::json(StatusCode::OK, &"OK")),
+        (&Method::GET, ["health"]) => {
+            let Nothing {} = read(body).await?;
+            Ok(http::json(StatusCode::OK, &"OK"))
+        }
         (&Method::POST, ["execute"]) => execute(&server, &served, body).await,
         (&Method::GET, ["contexts"]) => {
+            let Nothing {} = read(body).await?;
             // The one for code without a context is there from the beginning.
             contexts.common(&server, &served).await?;
             let all = contexts.of(served.id());
@@ -60,10 +72,12 @@ pub async fn answer(server: Arc<Server>, served: Served, request: Request) -> An
             Ok(http::json(StatusCode::OK, &context.view()))
         }
         (&Method::DELETE, ["contexts", id]) => {
+            let Nothing {} = read(body).await?;
             contexts.remove(served.id(), id).await?;
             Ok(http::empty(StatusCode::NO_CONTENT))
         }
         (&Method::POST, ["contexts", id, "restart"]) => {
+            let Nothing {} = read(body).await?;
             contexts.find(served.id(), id)?.restart().await;
             Ok(http::json(StatusCode::OK, &json!({})))
         }
@@ -74,6 +88,11 @@ pub async fn answer(server: Arc<Server>, served: Served, request: Request) -> An
 async fn execute(server: &Arc<Server>, served: &Served, body: Incoming) -> Answer {
     let execute: Execute = read(body).await?;
     let context = match &execute.context_id {
+        Some(_) if execute.language.is_some() => {
+            let message =
+                "a context has a language: only one of context_id and language can be given";
+            return Err(Problem::invalid(message));
+        }
         Some(id) => server.contexts.find(served.id(), id)?,
         None => {
             language::checked(execute.language)?;
@@ -81,7 +100,7 @@ async fn execute(server: &Arc<Server>, served: &Served, body: Incoming) -> Answe
         }
     };
     let (pieces, body) = http::later();
-    let variables = execute.env_vars.unwrap_or_default();
+    let variables = execute.env_vars;
     let served = served.clone();
     // A client that leaves interrupts its code; the interpreter is to be told that.
     tokio::spawn(async move {

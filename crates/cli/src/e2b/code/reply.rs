@@ -1,10 +1,13 @@
-//! What an interpreter says, passed on without being kept as a tree: a short number in a list would take 30 times its
-//! text. The sandbox's own program has made it, and may be anything.
+//! What an interpreter says, passed on as it was written, and without being kept as a tree: a short number in a list would
+//! take 30 times its text. The sandbox's own program has made it, and may be anything.
 
 use std::fmt;
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
-use serde::{Deserializer, Serialize};
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::json;
+use serde_json::value::RawValue;
 
 /// Most fields of a reply: a result has one for each format.
 const FIELDS: usize = 64;
@@ -38,7 +41,8 @@ impl Reply {
         let mut fields = Vec::new();
         for (field, text) in [("name", name), ("value", value), ("traceback", value)] {
             fields.extend_from_slice(format!(",\"{field}\":").as_bytes());
-            write(text, &mut fields);
+            // Writing into memory does not fail.
+            let _ = serde_json::to_writer(&mut fields, text);
         }
         Self {
             request: Some(request),
@@ -46,6 +50,29 @@ impl Reply {
             fields,
             ..Self::default()
         }
+    }
+
+    /// Returns the client's message, as a line; None if there is none.
+    pub fn line(self) -> Option<Vec<u8>> {
+        let own = match &*self.kind {
+            "stdout" | "stderr" => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                let now = now.map_or(0, |since| since.as_nanos());
+                format!(",\"timestamp\":{now}")
+            }
+            "result" => format!(",\"is_main_result\":{}", !self.is_display),
+            "error" => String::new(),
+            "end" => {
+                let count = json!({"type": "number_of_executions", "execution_count": self.count});
+                return Some(format!("{count}\n").into_bytes());
+            }
+            _ => return None,
+        };
+        let mut line = self.fields;
+        let begin = format!("{{\"type\":\"{}\"{own}", self.kind);
+        line.splice(..0, begin.into_bytes());
+        line.extend_from_slice(b"}\n");
+        Some(line)
     }
 }
 
@@ -72,10 +99,13 @@ impl<'de> Visitor<'de> for Fields<'_> {
                 "count" => reply.count = map.next_value()?,
                 "display" => reply.is_display = map.next_value()?,
                 name => {
-                    reply.fields.push(b',');
-                    write(name, &mut reply.fields);
-                    reply.fields.push(b':');
-                    map.next_value_seed(Copy(&mut reply.fields))?;
+                    let value: &RawValue = map.next_value()?;
+                    let value = value.get().bytes();
+                    let _ = write!(reply.fields, ",{}:", json!(name));
+                    // Ends of lines are between values only: in strings they are escaped.
+                    let is_end = |byte| matches!(byte, b'\n' | b'\r');
+                    let on_a_line = value.map(|byte| if is_end(byte) { b' ' } else { byte });
+                    reply.fields.extend(on_a_line);
                 }
             }
         }
@@ -83,95 +113,9 @@ impl<'de> Visitor<'de> for Fields<'_> {
     }
 }
 
-/// Copies a value from one text to another.
-struct Copy<'a>(&'a mut Vec<u8>);
-
-impl<'de> DeserializeSeed<'de> for Copy<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
-        from.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Copy<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_unit<E>(self) -> Result<(), E> {
-        self.0.extend_from_slice(b"null");
-        Ok(())
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<(), E> {
-        write(&value, self.0);
-        Ok(())
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<(), E> {
-        write(&value, self.0);
-        Ok(())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<(), E> {
-        write(&value, self.0);
-        Ok(())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<(), E> {
-        write(&value, self.0);
-        Ok(())
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<(), E> {
-        write(value, self.0);
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        self.0.push(b'[');
-        let begin = self.0.len();
-        loop {
-            let before = self.0.len();
-            if before > begin {
-                self.0.push(b',');
-            }
-            if items.next_element_seed(Copy(self.0))?.is_none() {
-                self.0.truncate(before);
-                break;
-            }
-        }
-        self.0.push(b']');
-        Ok(())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        self.0.push(b'{');
-        let mut is_first = true;
-        while let Some(name) = map.next_key::<String>()? {
-            if !std::mem::take(&mut is_first) {
-                self.0.push(b',');
-            }
-            write(&name, self.0);
-            self.0.push(b':');
-            map.next_value_seed(Copy(self.0))?;
-        }
-        self.0.push(b'}');
-        Ok(())
-    }
-}
-
-fn write(value: &(impl Serialize + ?Sized), to: &mut Vec<u8>) {
-    // Writing into memory does not fail.
-    let _ = serde_json::to_writer(to, value);
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::*;
 
@@ -192,6 +136,26 @@ mod tests {
         let fields = String::from_utf8(reply.fields).unwrap();
         let fields: Value = serde_json::from_str(&format!("{{{}}}", &fields[1..])).unwrap();
         assert_eq!(fields, data);
+    }
+
+    #[test]
+    fn what_a_tree_would_change_stays_as_it_was_written() {
+        let text = r#"{"a": 12345678901234567890123, "b": [0.1000000000000000055, 1e400, -0],"c": "\udce9",
+            "d": {"twice": 1, "twice": 2}}"#;
+        let reply = Reply::of(text.as_bytes()).unwrap();
+        let fields = String::from_utf8(reply.fields).unwrap();
+        let expected = [
+            r#","a":12345678901234567890123,"b":[0.1000000000000000055, 1e400, -0],"c":"\udce9""#,
+            r#","d":{"twice": 1, "twice": 2}"#,
+        ];
+        assert_eq!(fields, expected.concat());
+        let lines = b"{\"type\": \"result\", \"a\": [1,\r\n2]}";
+        let line = Reply::of(lines).unwrap().line().unwrap();
+        let line = String::from_utf8(line).unwrap();
+        assert_eq!(
+            line,
+            "{\"type\":\"result\",\"is_main_result\":true,\"a\":[1,  2]}\n"
+        );
     }
 
     #[test]

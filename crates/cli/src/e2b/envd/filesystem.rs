@@ -13,7 +13,7 @@ use super::entry::Entry;
 use super::{entry, watch};
 use crate::e2b::connections::Call;
 use crate::e2b::http::{Answer, Request};
-use crate::e2b::list::List;
+use crate::e2b::list;
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 use crate::e2b::{Server, connect};
@@ -21,14 +21,27 @@ use crate::e2b::{Server, connect};
 /// Levels of a list, if all are wanted.
 const LEVELS: u32 = 256;
 
-/// The fields of all calls but those about changes.
+/// The fields of calls for a file. What is empty is left out by clients: of a path, that is where relative ones begin.
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(default, deny_unknown_fields)]
 struct Ask {
     path: String,
+}
+
+/// The fields of `ListDir`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct List {
+    path: String,
+    depth: u32,
+}
+
+/// The fields of `Move`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Move {
     source: String,
     destination: String,
-    depth: u32,
 }
 
 /// The reply of most calls.
@@ -70,6 +83,12 @@ pub async fn answer(
     }
 }
 
+/// Returns the path of what is to be removed or renamed, which is no home by having been forgotten.
+fn named<'a>(field: &str, path: &'a str) -> Result<&'a str, Problem> {
+    let missing = || Problem::invalid(format!("the {field} is missing"));
+    (!path.is_empty()).then_some(path).ok_or_else(missing)
+}
+
 async fn described(files: &Files, path: &Path) -> Result<Described, Problem> {
     let entry = entry::of(files, path, &Accounts::read(files).await).await?;
     Ok(Described { entry })
@@ -80,7 +99,7 @@ async fn stat(served: &Served, user: Option<&str>, ask: Ask) -> Result<Described
     described(place.files(), &place.path(&ask.path).await?).await
 }
 
-async fn list(served: &Served, user: Option<&str>, ask: Ask, call: Arc<Call>) -> Answer {
+async fn list(served: &Served, user: Option<&str>, ask: List, call: Arc<Call>) -> Answer {
     let place = Place::of(served, user).await?;
     let path = place.path(&ask.path).await?;
     let files = place.files();
@@ -93,7 +112,7 @@ async fn list(served: &Served, user: Option<&str>, ask: Ask, call: Arc<Call>) ->
         0 => 1,
         depth => depth.min(LEVELS),
     };
-    let mut list = List::new("{\"entries\":[", &call);
+    let mut list = list::List::new("{\"entries\":[", &call);
     let mut entries = files.entries(&path, depth).await?;
     while let Some(found) = entries.next().await {
         let found = found?;
@@ -124,10 +143,10 @@ async fn make(served: &Served, user: Option<&str>, ask: Ask) -> Result<Described
     described(files, &path).await
 }
 
-async fn rename(served: &Served, user: Option<&str>, ask: Ask) -> Result<Described, Problem> {
+async fn rename(served: &Served, user: Option<&str>, ask: Move) -> Result<Described, Problem> {
     let place = Place::of(served, user).await?;
-    let from = place.path(&ask.source).await?;
-    let to = place.path(&ask.destination).await?;
+    let from = place.path(named("source", &ask.source)?).await?;
+    let to = place.path(named("destination", &ask.destination)?).await?;
     let files = place.files();
     // What is missing is made only for what is there.
     files.stat_link(&from).await?;
@@ -140,7 +159,7 @@ async fn rename(served: &Served, user: Option<&str>, ask: Ask) -> Result<Describ
 
 async fn remove(served: &Served, user: Option<&str>, ask: Ask) -> Result<Done, Problem> {
     let place = Place::of(served, user).await?;
-    let path = place.path(&ask.path).await?;
+    let path = place.path(named("path", &ask.path)?).await?;
     match place.files().remove(&path, true).await {
         // As `rm -rf`.
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}

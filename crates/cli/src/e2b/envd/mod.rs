@@ -26,9 +26,11 @@ use super::Server;
 use super::connect;
 use super::http::{Answer, Request};
 use super::problem::{Kind, Problem};
+use super::query::Query;
 use super::sandbox::Served;
 
 pub use accounts::Place;
+pub use parts::{HEAD, PIECE, Parts};
 pub use running::{Running, ended};
 pub use table::Processes;
 pub use watchers::Watchers;
@@ -49,6 +51,7 @@ pub async fn answer(server: Arc<Server>, served: Served, request: Request) -> An
     if request.method() != Method::POST {
         return Err(Problem::unsupported(format!("there is no {path}")));
     }
+    Query::of(request.uri(), &[])?;
     let user = user(&request)?;
     match path.strip_prefix("/process.Process/") {
         Some(call) => process::answer(server, served, user, call, request).await,

@@ -11,14 +11,13 @@ use hyper::body::Body;
 use multer::{Constraints, Field, Multipart, SizeLimit};
 
 use crate::e2b::http::broken;
-use crate::e2b::incoming::Incoming;
 use crate::e2b::problem::{Kind, Problem};
 
 /// Most bytes between a part's contents and the next one's: a boundary and headers.
-const HEAD: usize = 64 << 10;
+pub const HEAD: usize = 64 << 10;
 
 /// Bytes that the library gets at a time. It looks at all that it has from the start.
-const PIECE: usize = 16 << 10;
+pub const PIECE: usize = 16 << 10;
 
 /// The parts of a body.
 pub struct Parts {
@@ -28,7 +27,10 @@ pub struct Parts {
 }
 
 impl Parts {
-    pub fn new(body: Incoming, boundary: String) -> Self {
+    pub fn new<B>(body: B, boundary: String) -> Self
+    where
+        B: Body<Data = Bytes, Error = io::Error> + Unpin + Send + 'static,
+    {
         let left = Arc::new(AtomicUsize::new(0));
         let pieces = Pieces {
             body,
@@ -85,14 +87,14 @@ fn of_parts(error: multer::Error) -> Problem {
 }
 
 /// A body in short pieces. After each one it has nothing for a moment: the library takes all that there is.
-struct Pieces {
-    body: Incoming,
+struct Pieces<B> {
+    body: B,
     rest: Bytes,
     has_more: bool,
     left: Arc<AtomicUsize>,
 }
 
-impl futures_core::Stream for Pieces {
+impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> futures_core::Stream for Pieces<B> {
     type Item = io::Result<Bytes>;
 
     fn poll_next(

@@ -19,8 +19,9 @@ use super::running::Running;
 use super::table::{Process, Selector};
 use crate::e2b::Server;
 use crate::e2b::connect::{self, Messages, Timing};
-use crate::e2b::http::{Answer, Request, blocking};
+use crate::e2b::http::{Answer, Nothing, Request, blocking};
 use crate::e2b::incoming::Incoming;
+use crate::e2b::map;
 use crate::e2b::problem::Problem;
 use crate::e2b::sandbox::Served;
 
@@ -30,6 +31,7 @@ const SH: &str = "/bin/sh";
 
 /// A command that a client asks for.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Start {
     process: Config,
     pty: Option<Pty>,
@@ -39,22 +41,24 @@ struct Start {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Config {
     cmd: String,
     #[serde(default)]
     args: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "map::unique")]
     envs: BTreeMap<String, String>,
     cwd: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Pty {
     size: Size,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct Size {
     cols: u16,
     rows: u16,
@@ -69,14 +73,35 @@ impl From<Size> for TtySize {
     }
 }
 
-/// The fields of all calls for a command that runs.
+/// The field of calls for a command that runs.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Ask {
     process: Which,
-    input: Option<Input>,
+}
+
+/// The fields of `SendInput`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SendInput {
+    process: Which,
+    input: Input,
+}
+
+/// The fields of `SendSignal`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SignalTo {
+    process: Which,
+    signal: Named,
+}
+
+/// The fields of `Update`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Update {
+    process: Which,
     pty: Option<Pty>,
-    #[serde(default)]
-    signal: Option<Named>,
 }
 
 /// A signal's name or number.
@@ -113,6 +138,7 @@ impl<'de> Deserialize<'de> for Named {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Which {
     pid: Option<u32>,
     tag: Option<String>,
@@ -120,6 +146,7 @@ struct Which {
 
 /// Bytes in base64 for a stdin or a terminal.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Input {
     stdin: Option<String>,
     pty: Option<String>,
@@ -127,17 +154,22 @@ struct Input {
 
 /// A message of a stream of input.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Streamed {
     start: Option<Begin>,
     data: Option<More>,
+    #[serde(rename = "keepalive")]
+    _keepalive: Option<Nothing>,
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Begin {
     process: Which,
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct More {
     input: Input,
 }
@@ -153,7 +185,7 @@ pub async fn answer(
     let places = &server.bounds.commands;
     server.processes.take_over(places, &served).await;
     let (head, body) = request.into_parts();
-    let timing = Timing::of(&head.headers);
+    let timing = Timing::of(&head.headers)?;
     let keepalive = json!({"event": {"keepalive": {}}});
     let (all, of) = (&server, &served);
     match call {
@@ -163,31 +195,30 @@ pub async fn answer(
         }
         "Connect" => {
             let ask = Messages::new(body).only::<Ask>().await;
-            let heard = ask.and_then(|ask| ask.find(all, of)?.hear());
+            let heard = ask.and_then(|ask| ask.process.find(all, of)?.hear());
             Ok(connect::relay(heard, timing, &keepalive))
         }
         "StreamInput" => Ok(connect::one(stream_input(all, of, body).await)),
-        "List" => Ok(connect::reply(Ok(list(all, of)))),
+        "List" => connect::call(body, |Nothing {}| ready(Ok(list(all, of)))).await,
         "SendInput" => {
-            let send = |ask: Ask| async move {
-                let process = ask.find(all, of)?;
-                let missing = || Problem::invalid("input is missing");
-                ask.input.ok_or_else(missing)?.write(&process).await?;
+            let send = |ask: SendInput| async move {
+                let process = ask.process.find(all, of)?;
+                ask.input.write(&process).await?;
                 Ok(json!({}))
             };
             connect::call(body, send).await
         }
         "CloseStdin" => {
             let close = |ask: Ask| async move {
-                ask.find(all, of)?.close().await?;
+                ask.process.find(all, of)?.close().await?;
                 Ok(json!({}))
             };
             connect::call(body, close).await
         }
         "SendSignal" => {
-            let signal = |ask: Ask| {
-                let signaled = ask.signal().and_then(|signal| {
-                    ask.find(all, of)?.signal(signal);
+            let signal = |ask: SignalTo| {
+                let signaled = ask.signal.known().and_then(|signal| {
+                    ask.process.find(all, of)?.signal(signal);
                     Ok(json!({}))
                 });
                 ready(signaled)
@@ -195,8 +226,8 @@ pub async fn answer(
             connect::call(body, signal).await
         }
         "Update" => {
-            let update = |ask: Ask| {
-                let updated = ask.find(all, of).map(|process| {
+            let update = |ask: Update| {
+                let updated = ask.process.find(all, of).map(|process| {
                     if let Some(pty) = ask.pty.filter(|_| process.has_terminal) {
                         process.handle.resize(pty.size.into());
                     }
@@ -211,33 +242,27 @@ pub async fn answer(
 }
 
 impl Which {
-    fn selector(&self) -> Result<Selector, Problem> {
-        match (&self.pid, &self.tag) {
-            (Some(pid), _) => Ok(Selector::Pid(*pid)),
-            (None, Some(tag)) => Ok(Selector::Tag(tag.clone())),
-            (None, None) => Err(Problem::invalid("neither a pid nor a tag is given")),
-        }
+    fn find(&self, server: &Server, served: &Served) -> Result<Arc<Process>, Problem> {
+        let which = match (&self.pid, &self.tag) {
+            (Some(pid), None) => Selector::Pid(*pid),
+            (None, Some(tag)) => Selector::Tag(tag.clone()),
+            (None, None) => return Err(Problem::invalid("neither a pid nor a tag is given")),
+            (Some(_), Some(_)) => return Err(Problem::invalid("a pid and a tag are given")),
+        };
+        server.processes.find(served.id(), &which)
     }
 }
 
-impl Ask {
-    fn find(&self, server: &Server, served: &Served) -> Result<Arc<Process>, Problem> {
-        let which = self.process.selector()?;
-        server.processes.find(served.id(), &which)
-    }
-
-    fn signal(&self) -> Result<Signal, Problem> {
+impl Named {
+    fn known(&self) -> Result<Signal, Problem> {
         let signals = [
             ("SIGNAL_SIGTERM", Signal::TERM),
             ("SIGNAL_SIGKILL", Signal::KILL),
         ];
-        let found = signals
-            .into_iter()
-            .find(|(name, signal)| match &self.signal {
-                Some(Named::Name(given)) => given == name,
-                Some(Named::Number(given)) => *given == i64::from(signal.as_raw()),
-                None => false,
-            });
+        let found = signals.into_iter().find(|(name, signal)| match self {
+            Self::Name(given) => given == name,
+            Self::Number(given) => *given == i64::from(signal.as_raw()),
+        });
         let unknown = || Problem::unsupported("the signals here are SIGTERM and SIGKILL");
         found.map(|(_, signal)| signal).ok_or_else(unknown)
     }
@@ -288,8 +313,7 @@ async fn stream_input(server: &Server, served: &Served, body: Incoming) -> Resul
             return Ok(json!({}));
         };
         if let Some(begin) = message.start {
-            let which = begin.process.selector()?;
-            process = Some(server.processes.find(served.id(), &which)?);
+            process = Some(begin.process.find(server, served)?);
             messages.be_patient();
         }
         if let Some(more) = message.data {

@@ -8,17 +8,26 @@ use tokio::io::AsyncReadExt;
 
 use super::accounts::{Place, checked};
 use crate::e2b::Server;
-use crate::e2b::http::{self, Answer, Request, query};
+use crate::e2b::http::{self, Answer, Nothing, Request};
 use crate::e2b::problem::{Kind, Problem};
+use crate::e2b::query::Query;
 use crate::e2b::sandbox::Served;
 
 /// Bytes of a file without a size that are read before it is known that it has contents.
 const PIECE: usize = 16 << 10;
 
+/// The parameters of a file's address.
+const PARAMETERS: [&str; 4] = ["path", "username", "signature", "signature_expiration"];
+
 /// The file's path, and the user who reads or writes it.
 pub fn asked(uri: &hyper::Uri) -> Result<(Option<String>, Option<String>), Problem> {
-    let user = query(uri, "username").map(|name| checked(&name));
-    Ok((query(uri, "path"), user.transpose()?))
+    let query = Query::of(uri, &PARAMETERS)?;
+    for name in PARAMETERS {
+        query.text(name)?;
+    }
+    let user = query.text("username")?.map(checked);
+    let path = query.text("path")?.map(str::to_owned);
+    Ok((path, user.transpose()?))
 }
 
 /// Sends a file, as its client reads it.
@@ -26,6 +35,7 @@ pub async fn download(server: &Server, served: Served, request: Request) -> Answ
     let (path, user) = asked(request.uri())?;
     let room = server.bounds.transfers.wait(served.id(), 1).await?;
     request.body().call().keep(room);
+    let Nothing {} = http::read(request.into_body()).await?;
     let place = Place::of(&served, user.as_deref()).await?;
     let path = place.path(&path.unwrap_or_default()).await?;
     let stat = place.files().stat(&path).await?;

@@ -9,8 +9,8 @@ use flate2::bufread::GzDecoder;
 use http_body_util::BodyExt;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use micabox::WriteOptions;
-use micabox_async::FileWriter;
+use micabox::{Existing, WriteOptions};
+use micabox_async::{FileWriter, FilesWriter};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
@@ -27,6 +27,13 @@ use crate::e2b::sandbox::Served;
 
 /// How long a sandbox may take for a piece of a file.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// How files are written.
+const OPTIONS: WriteOptions = WriteOptions {
+    existing: Existing::Truncate,
+    mode: 0o644,
+    parents: true,
+};
 
 /// Unpacked bytes that are written at a time.
 const PIECE: usize = 64 << 10;
@@ -75,7 +82,7 @@ async fn whole(
     mut body: Incoming,
     is_packed: bool,
 ) -> Result<(), Problem> {
-    let mut file = create(place, path).await?;
+    let mut file = place.files().create(path, OPTIONS).await?;
     let mut packed = is_packed.then(|| GzDecoder::new(Pieces::default()));
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(http::broken)?.into_data() else {
@@ -99,19 +106,20 @@ async fn whole(
     Ok(file.finish().await?)
 }
 
-async fn create(place: &Place, path: &Path) -> Result<FileWriter, Problem> {
-    let options = WriteOptions {
-        parents: true,
-        ..WriteOptions::default()
-    };
-    Ok(place.files().create(path, options).await?)
-}
-
 /// Writes a piece. Returns whether more is wanted: otherwise the file's end has the reason.
 async fn put(file: &mut FileWriter, data: &[u8]) -> Result<bool, Problem> {
+    taken(file.write_all(data)).await
+}
+
+/// Waits until the sandbox takes a piece. Returns whether it wants more.
+async fn taken(piece: impl Future<Output = io::Result<()>>) -> Result<bool, Problem> {
     let late = |_| Problem::new(Kind::Deadline, "the sandbox takes no more of the file");
-    let written = timeout(PATIENCE, file.write_all(data)).await;
-    Ok(written.map_err(late)?.is_ok())
+    match timeout(PATIENCE, piece).await.map_err(late)? {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            Err(Problem::invalid(error.to_string()))
+        }
+        taken => Ok(taken.is_ok()),
+    }
 }
 
 fn described(path: &Path) -> Value {
@@ -165,14 +173,32 @@ impl BufRead for Pieces {
     }
 }
 
-/// The body has a part for each file, whose name is its path.
+/// The body has a part for each file, whose name is its path. What comes before a part that is refused is written.
 async fn parts(place: &Place, path: Option<String>, body: Incoming, boundary: String) -> Answer {
     let mut written = List::new("[", body.call());
     let mut parts = Parts::new(body, boundary);
+    let mut files = place.files().create_many(OPTIONS).await?;
+    let put = put_all(place, path, &mut parts, &mut files, &mut written).await;
+    files.finish().await?;
+    put?;
+    if written.is_empty() {
+        return Err(Problem::invalid("the request has no file"));
+    }
+    Ok(written.finish("]"))
+}
+
+/// Writes all parts, or until no more is wanted: the files' end has the reason then.
+async fn put_all(
+    place: &Place,
+    path: Option<String>,
+    parts: &mut Parts,
+    files: &mut FilesWriter,
+    written: &mut List,
+) -> Result<(), Problem> {
     while let Some(mut part) = parts.next().await? {
         if part.name() != Some("file") {
-            while part.chunk().await?.is_some() {}
-            continue;
+            let name = part.name().unwrap_or_default();
+            return Err(Problem::invalid(format!("the part `{name}` is no `file`")));
         }
         let name = match (&path, part.file_name()) {
             (Some(path), _) => path.clone(),
@@ -180,17 +206,15 @@ async fn parts(place: &Place, path: Option<String>, body: Incoming, boundary: St
             (None, None) => return Err(Problem::invalid("a file has no name")),
         };
         let path = place.path(&name).await?;
-        let mut file = create(place, &path).await?;
+        if !taken(files.begin(&path, b"")).await? {
+            return Ok(());
+        }
         while let Some(data) = part.chunk().await? {
-            if !put(&mut file, &data).await? {
-                break;
+            if !taken(files.write(&data)).await? {
+                return Ok(());
             }
         }
-        file.finish().await?;
         written.add(&described(&path)).await?;
     }
-    if written.is_empty() {
-        return Err(Problem::invalid("the request has no file"));
-    }
-    Ok(written.finish("]"))
+    Ok(())
 }

@@ -32,17 +32,22 @@ const PIECES: usize = 64;
 
 /// What is watched.
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Ask {
     path: String,
     recursive: bool,
+    #[serde(alias = "include_entry")]
     include_entry: bool,
+    /// Whether what other machines have may be watched, which is never refused here.
+    #[serde(alias = "allow_network_mounts", rename = "allowNetworkMounts")]
+    _allow_network_mounts: bool,
 }
 
 /// Which watch.
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Which {
+    #[serde(alias = "watcher_id")]
     watcher_id: String,
 }
 
@@ -213,8 +218,8 @@ pub async fn stream(
     request: Request,
 ) -> Answer {
     let (head, body) = request.into_parts();
+    let timing = Timing::of(&head.headers)?;
     let told = tell(&server, served, user, body).await;
-    let timing = Timing::of(&head.headers);
     Ok(connect::relay(told, timing, &json!({"keepalive": {}})))
 }
 

@@ -14,7 +14,9 @@ use super::view;
 use crate::e2b::delivery::{self, Client};
 use crate::e2b::http::{self, Answer, blocking};
 use crate::e2b::label::{Label, OnTimeout};
-use crate::e2b::problem::Problem;
+use crate::e2b::map;
+use crate::e2b::problem::{Kind, Problem};
+use crate::e2b::route::API;
 use crate::e2b::sandbox::{self, Served};
 use crate::e2b::{Server, deadline};
 
@@ -36,8 +38,10 @@ pub struct New {
     #[serde(rename = "allow_internet_access")]
     internet: Option<bool>,
     network: Option<Rules>,
-    metadata: Option<BTreeMap<String, String>>,
-    env_vars: Option<BTreeMap<String, String>>,
+    #[serde(default, deserialize_with = "map::unique")]
+    metadata: BTreeMap<String, String>,
+    #[serde(default, deserialize_with = "map::unique")]
+    env_vars: BTreeMap<String, String>,
     mcp: Option<Value>,
     iam: Option<Value>,
     volume_mounts: Option<Vec<Value>>,
@@ -80,9 +84,14 @@ pub async fn create(
     let rules = new.network.as_ref();
     let network = rules.unwrap_or(&Rules::default()).wish(new.internet)?;
     let variables = new.variables()?;
+    let room = tokio::select! {
+        room = server.bounds.made.wait(API, 1) => room?,
+        () = client.gone() => return Err(Problem::new(Kind::Gone, "the client has left")),
+    };
     let (all, cancel) = (server.sandboxes.clone(), Cancel::default());
     let (again, cancelled) = (Arc::clone(server), cancel.clone());
     let making = blocking(move || {
+        let _room = room;
         let plan = Plan {
             source: Source::find(&again, &all, &label.template),
             label,
@@ -159,8 +168,7 @@ impl New {
             )));
         }
         let maps = [&self.metadata, &self.env_vars];
-        let many = |map: &&Option<BTreeMap<_, _>>| map.as_ref().is_some_and(|m| m.len() > ENTRIES);
-        if maps.iter().any(many) {
+        if maps.iter().any(|map| map.len() > ENTRIES) {
             return Err(Problem::invalid(format!(
                 "metadata and envVars may have {ENTRIES} entries"
             )));
@@ -175,7 +183,7 @@ impl New {
     fn label(&self, server: &Server) -> Result<Label, Problem> {
         let rules = self.network.as_ref();
         Ok(Label {
-            metadata: self.metadata.clone().unwrap_or_default(),
+            metadata: self.metadata.clone(),
             on_timeout: if self.pauses() {
                 OnTimeout::Pause
             } else {
@@ -191,7 +199,7 @@ impl New {
 
     /// The variables that the client gives, with their values.
     fn variables(&self) -> Result<Vec<String>, Problem> {
-        let given = self.env_vars.iter().flatten();
+        let given = self.env_vars.iter();
         let variables = given.map(|(name, value)| {
             let is_name = !name.is_empty() && !name.contains(|c: char| c == '=' || c.is_control());
             if !is_name || value.contains('\0') {

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::create::keep;
 use super::view;
 use crate::e2b::delivery;
-use crate::e2b::http::{Answer, blocking};
+use crate::e2b::http::{Answer, waiting};
 use crate::e2b::label;
 use crate::e2b::problem::Problem;
 use crate::e2b::{Server, deadline};
@@ -46,7 +46,7 @@ pub async fn fork(server: &Arc<Server>, id: &str, fork: Fork) -> Answer {
         max_life: Some(deadline::life(served.label.on_timeout, seconds)),
         ..Expiry::default()
     };
-    let copies = blocking(move || {
+    let copies = waiting(id, move || {
         let labels = (0..count).map(|_| served.label.of_copy()?.text());
         let labels = labels.collect::<Result<Vec<_>, _>>()?;
         let made = sandboxes::fork_with(&all, served.id(), count, |builder, number| {

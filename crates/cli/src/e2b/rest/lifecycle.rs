@@ -8,7 +8,7 @@ use micabox::Error;
 use serde::Deserialize;
 
 use super::view;
-use crate::e2b::http::{self, Answer, blocking};
+use crate::e2b::http::{self, Answer, waiting};
 use crate::e2b::label::OnTimeout;
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
@@ -57,7 +57,8 @@ pub async fn kill(server: &Arc<Server>, id: &str) -> Answer {
 /// Ends a sandbox that may have ended meanwhile.
 pub async fn end(server: &Server, served: Served) -> Result<(), Problem> {
     server.forget(served.id());
-    blocking(move || match served.sandbox.stop(Duration::ZERO) {
+    let id = served.id().to_owned();
+    waiting(&id, move || match served.sandbox.stop(Duration::ZERO) {
         Ok(_) | Err(Error::Lost(_) | Error::NoSuchSandbox(_)) => Ok(()),
         Err(error) => Err(error.into()),
     })

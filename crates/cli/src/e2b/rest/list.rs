@@ -9,11 +9,11 @@ use hyper::header::HeaderValue;
 use hyper::{StatusCode, Uri};
 use serde::Serialize;
 
-use super::query::Query;
 use super::view;
 use crate::e2b::Server;
 use crate::e2b::http::{self, Answer, Response, blocking};
 use crate::e2b::problem::Problem;
+use crate::e2b::query::Query;
 use crate::e2b::sandbox::{self, Served};
 
 /// The parameters.
@@ -41,18 +41,7 @@ struct Filter {
 
 impl Filter {
     fn of(query: &Query) -> Result<Self, Problem> {
-        let pairs = |text: &str| -> BTreeMap<String, String> {
-            // What the clients have quoted before they made a query of it.
-            let decoded = |text: &str| {
-                percent_encoding::percent_decode_str(text)
-                    .decode_utf8_lossy()
-                    .into_owned()
-            };
-            let pairs = form_urlencoded::parse(text.as_bytes());
-            pairs
-                .map(|(name, value)| (decoded(&name), decoded(&value)))
-                .collect()
-        };
+        let metadata = query.text("metadata")?.map(pairs).transpose()?;
         let states = query.list("state");
         let unknown = |state: &&&str| !["running", "paused"].contains(*state);
         if let Some(state) = states.iter().flatten().find(unknown) {
@@ -60,7 +49,7 @@ impl Filter {
         }
         let after = query.parsed::<DateTime<FixedOffset>>("startedAfter")?;
         Ok(Self {
-            metadata: query.text("metadata")?.map(pairs).unwrap_or_default(),
+            metadata: metadata.unwrap_or_default(),
             states: states.map(|states| states.into_iter().map(str::to_owned).collect()),
             started_after: after.map(|after| after.timestamp_millis()),
             template: query.text("template")?.map(str::to_owned),
@@ -81,6 +70,27 @@ impl Filter {
             && self.started_after.is_none_or(|after| started >= after)
             && (self.template.as_ref()).is_none_or(|template| *template == label.template)
     }
+}
+
+/// Reads metadata as a client writes them in a query, each name once.
+fn pairs(text: &str) -> Result<BTreeMap<String, String>, Problem> {
+    // What the clients have quoted before they made a query of it.
+    let decoded = |text: &str| {
+        let decoded = percent_encoding::percent_decode_str(text).decode_utf8_lossy();
+        decoded.into_owned()
+    };
+    let mut all = BTreeMap::new();
+    for (name, value) in form_urlencoded::parse(text.as_bytes()) {
+        let name = decoded(&name);
+        if let Some(before) = all.insert(name.clone(), decoded(&value))
+            && all.get(&name) != Some(&before)
+        {
+            return Err(Problem::invalid(format!(
+                "metadata can't be two things at once: `{name}`"
+            )));
+        }
+    }
+    Ok(all)
 }
 
 /// Lists sandboxes, newest first unless the client wants it otherwise.

@@ -7,10 +7,10 @@ use hyper::{StatusCode, Uri};
 use micabox::Upper;
 use serde_json::{Map, Value, json};
 
-use super::query::Query;
 use crate::e2b::Server;
-use crate::e2b::http::{self, Answer, blocking};
+use crate::e2b::http::{self, Answer, blocking, waiting};
 use crate::e2b::problem::Problem;
+use crate::e2b::query::Query;
 use crate::e2b::sandbox::{self, Served};
 use crate::output::rfc3339;
 
@@ -25,7 +25,7 @@ pub async fn of_one(server: &Arc<Server>, id: &str, uri: &Uri) -> Answer {
     let query = Query::of(uri, &["start", "end"])?;
     let (start, end) = (query.parsed::<i64>("start")?, query.parsed::<i64>("end")?);
     let served = server.found(id).await?;
-    let measured = blocking(move || {
+    let measured = waiting(id, move || {
         let now = i64::try_from(now()).unwrap_or(i64::MAX);
         if start.is_some_and(|start| start > now) || end.is_some_and(|end| end < now) {
             return Ok(Vec::new());

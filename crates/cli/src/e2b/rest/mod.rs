@@ -8,7 +8,6 @@ mod make;
 mod metrics;
 mod network;
 mod once;
-mod query;
 mod snapshots;
 mod templates;
 mod view;
@@ -18,17 +17,16 @@ use std::sync::Arc;
 use hyper::Method;
 use hyper::http::request::Parts;
 use percent_encoding::percent_decode_str;
-use serde::Deserialize;
 
 use super::Server;
 use super::delivery::Client;
-use super::http::{Answer, blocking, read};
+use super::http::{Answer, Nothing, blocking, read, waiting};
 use super::incoming::Incoming;
 use super::problem::{Kind, Problem};
+use super::query::Query;
 use super::sandbox::{self, Served};
 pub use lifecycle::end;
 pub use once::Keys;
-use query::Query;
 
 /// Answers a request of a client that has the key.
 pub async fn answer(server: Arc<Server>, head: Parts, body: Incoming, client: Client) -> Answer {
@@ -63,11 +61,6 @@ async fn call(server: Arc<Server>, head: Parts, body: Incoming, client: Client) 
         _ => Err(unknown(&head, &path)),
     }
 }
-
-/// The body of a request that needs none.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Nothing {}
 
 /// Answers a request with a body.
 async fn change(
@@ -105,7 +98,7 @@ async fn look(server: &Arc<Server>, path: &[&str], head: &Parts) -> Answer {
     match (head.method.as_str(), path) {
         ("GET", ["sandboxes", id]) => {
             let (server, served) = (Arc::clone(server), server.found(id).await?);
-            blocking(move || Ok(view::detail(&server, &served))).await
+            waiting(id, move || Ok(view::detail(&server, &served))).await
         }
         ("DELETE", ["sandboxes", id]) => lifecycle::kill(server, id).await,
         ("GET", ["templates", "aliases", name]) => templates::find(server, name).await,

@@ -18,13 +18,16 @@ const OPTIONS: [&str; 6] = ["net", "net-allow", "net-deny", "net-rate", "dns", "
 
 /// The network's part of a request for a sandbox.
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rules {
     allow_out: Option<Vec<String>>,
     deny_out: Option<Vec<String>>,
     pub allow_public_traffic: Option<bool>,
-    #[serde(flatten)]
-    others: Map<String, Value>,
+    dns_servers: Option<Value>,
+    egress_proxy: Option<Value>,
+    https_ports: Option<Value>,
+    mask_request_host: Option<Value>,
+    rules: Option<Value>,
 }
 
 /// What a client wants a sandbox to reach.
@@ -43,8 +46,15 @@ impl Rules {
     /// a list of the former, all but these may be denied.
     pub fn wish(&self, internet: Option<bool>) -> Result<Wish, Problem> {
         let empty = [Value::Null, json!({}), json!([]), json!("")];
-        let mut others = self.others.iter();
-        if let Some((name, _)) = others.find(|(_, value)| !empty.contains(value)) {
+        let others = [
+            ("dnsServers", &self.dns_servers),
+            ("egressProxy", &self.egress_proxy),
+            ("httpsPorts", &self.https_ports),
+            ("maskRequestHost", &self.mask_request_host),
+            ("rules", &self.rules),
+        ];
+        let is_asked = |value: &Option<Value>| value.as_ref().is_some_and(|v| !empty.contains(v));
+        if let Some((name, _)) = others.iter().find(|(_, value)| is_asked(value)) {
             return Err(Problem::unsupported(format!(
                 "this server does not do the network's {name}"
             )));
@@ -184,7 +194,7 @@ mod tests {
     fn rules_that_can_not_be_kept_are_refused() {
         for (rules, said) in [
             (json!({"rules": {"a": []}}), "rules"),
-            (json!({"newThing": true}), "newThing"),
+            (json!({"httpsPorts": [443]}), "httpsPorts"),
             (json!({"denyOut": ["::/0"]}), "denyOut"),
             (json!({"allowOut": ["http://x"]}), "allowOut"),
             (

@@ -9,10 +9,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::list::{self, Page};
-use super::query::Query;
-use crate::e2b::http::{self, Answer, blocking};
+use crate::e2b::http::{self, Answer, blocking, waiting};
 use crate::e2b::label;
 use crate::e2b::problem::{Kind, Problem};
+use crate::e2b::query::Query;
 use crate::e2b::saved::{self, Saved};
 use crate::e2b::{Server, token};
 
@@ -46,7 +46,7 @@ pub async fn create(server: &Arc<Server>, id: &str, new: New) -> Answer {
         labels: BTreeMap::from([(label::NAME.to_owned(), note)]),
         replaces: Some(saved::is_ours),
     };
-    blocking(move || {
+    waiting(id, move || {
         let sandbox = &served.sandbox;
         match new.memory {
             Some(true) => sandbox.snapshot_with_memory(to).map(drop),

@@ -9,11 +9,11 @@ use micabox_image::store::ImageSummary;
 use serde_json::{Value, json};
 
 use super::list::{self, Page};
-use super::query::Query;
 use super::view::ENVD_VERSION;
 use crate::e2b::Server;
 use crate::e2b::http::{self, Answer, blocking};
 use crate::e2b::problem::Problem;
+use crate::e2b::query::Query;
 use crate::e2b::saved;
 use crate::output::rfc3339;
 

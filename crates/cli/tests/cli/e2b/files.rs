@@ -49,15 +49,12 @@ fn a_request_has_thousands_of_files() {
     let home = Home::new();
     let server = Server::new(&home, &HOST);
     let made = on_this_kernel(&server);
-    let part = |name: &str, path: &str| {
+    let part = |path: String| {
         format!(
-            "--B\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{path}\"\r\n\r\n{path}\r\n"
+            "--B\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{path}\"\r\n\r\n{path}\r\n"
         )
     };
-    let mut body: String = (0..1200)
-        .map(|n| part("file", &format!("/tmp/{n}")))
-        .collect();
-    body.push_str(&part("other", "/tmp/other"));
+    let mut body: String = (0..1200).map(|n| part(format!("/tmp/{n}"))).collect();
     body.push_str("--B--\r\n");
     let headers = made.headers("multipart/form-data; boundary=B");
     let (status, written) = server.ask("POST /files", &headers, body.as_bytes());
@@ -72,6 +69,18 @@ fn a_request_has_thousands_of_files() {
         (status, list["entries"].as_array().unwrap().len()),
         (200, 1200)
     );
+    // One that can't be written is named; those before it are written, and none behind it.
+    let parts = ["/tmp/before", "/tmp/0/below", "/tmp/behind"].map(|path| part(path.to_owned()));
+    let body = format!("{}--B--\r\n", parts.concat());
+    let (status, said) = server.ask("POST /files", &headers, body.as_bytes());
+    let said = said.text();
+    assert!(
+        status == 400 && said.contains("/tmp/0/below"),
+        "{status} {said}"
+    );
+    assert_eq!(server.download(&made, "/tmp/before"), b"/tmp/before");
+    let (status, _) = server.files(&made, "Stat", &json!({"path": "/tmp/behind"}));
+    assert_eq!(status, 404);
     server.delete(&made);
     drop(server);
     home.assert_nothing_left();

@@ -1,7 +1,7 @@
 //! Clients that send and read nothing, beside others that work.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::thread;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -195,4 +195,28 @@ fn a_connection_that_says_nothing_makes_room_for_one_that_asks() {
     let mut reply = String::new();
     last.read_to_string(&mut reply).unwrap();
     assert!(reply.starts_with("HTTP/1.1 204"), "{reply}");
+}
+
+#[test]
+fn sandboxes_that_wait_for_a_registry_leave_threads_to_others() {
+    allow_descriptors();
+    let home = Home::new();
+    let server = Server::new(&home, &HOST);
+    let registry = TcpListener::bind("127.0.0.1:0").unwrap();
+    let template = format!("{}/some/image:1", registry.local_addr().unwrap());
+    let new = json!({"templateID": template}).to_string();
+    let headers = format!("Content-Type: application/json\r\n{}", server.with_key());
+    let ask = request("POST /v2/sandboxes", &headers, new.as_bytes());
+    let held: Vec<_> = (0..600).map(|_| say(&server, &ask)).collect();
+    wait_until("all threads that there are wait", || {
+        entries(&server, "task") > 128
+    });
+    assert_eq!(
+        server.api("GET /v2/sandboxes", &json!({})),
+        (200, json!([]))
+    );
+    drop(held);
+    wait_until("they end with their clients", || {
+        entries(&server, "task") < 50
+    });
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from agents.sandbox.errors import (
+    ExecNonZeroError,
     ExecTimeoutError,
     ExecTransportError,
     ExposedPortUnavailableError,
@@ -33,6 +34,7 @@ from micabox import (
     AsyncSandbox,
     CommandStartException,
     FileException,
+    FileType,
     NotFoundException,
     PtySize,
     SandboxException,
@@ -201,6 +203,23 @@ class MicaboxSandboxSession(BaseSandboxSession):
             await self.sandbox.files.write(str(place), _bytes(place, data), _name(user))
         except SandboxException as failure:
             raise WorkspaceArchiveWriteError(path=path, cause=failure) from failure
+
+    async def mkdir(
+        self, path: Path | str, *, parents: bool = False, user: str | User | None = None
+    ) -> None:
+        """Makes a directory. One that is there is left as it is, as by the client for this machine."""
+        try:
+            await super().mkdir(path, parents=parents, user=user)
+        except ExecNonZeroError:
+            place = await self._validate_path_access(path, for_write=True)
+            if not await self._is_directory(place):
+                raise
+
+    async def _is_directory(self, place: Path) -> bool:
+        try:
+            return (await self.sandbox.files.get_info(str(place))).type is FileType.DIR
+        except SandboxException:
+            return False
 
     async def persist_workspace(self) -> io.IOBase:
         """The workspace as a tar archive."""

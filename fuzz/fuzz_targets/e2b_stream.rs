@@ -1,0 +1,10 @@
+//! Messages of streams of E2B's clients.
+
+#![no_main]
+
+use micabox_fuzz::e2b;
+
+libfuzzer_sys::fuzz_target!(
+    init: micabox_fuzz::plant(e2b::streams()),
+    |data: &[u8]| e2b::stream(data)
+);
