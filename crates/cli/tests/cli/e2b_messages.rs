@@ -1,8 +1,8 @@
 //! Runs the fuzz targets on mutated messages of E2B's clients, and on those of interpreters.
 
-#[path = "../../../fuzz/src/e2b.rs"]
+#[path = "../../../../fuzz/src/e2b.rs"]
 mod e2b;
-#[path = "../../../fuzz/src/mutate.rs"]
+#[path = "../../../../fuzz/src/mutate.rs"]
 mod mutate;
 
 #[test]
