@@ -106,7 +106,7 @@ const CAUSES: &[Cause] = causes! {
     RootDisk { problem: Disk::Foreign(what), .. } if is_compressed(what) => "decompress it first",
     RootDisk { problem: Disk::Foreign(what), .. }
         if !is_virtual_disk(what) && !is_compressed(what) => MAKE_ONE,
-    RootDisk { problem: Disk::Unknown, .. } => MAKE_ONE,
+    RootDisk { problem: Disk::Contents(_) | Disk::Unknown, .. } => MAKE_ONE,
     RootDisk { problem: Disk::NotMounted(_), .. } =>
         "if `mica ext4 check FILE` or `fsck.erofs FILE` finds no damage, it has features that the guest's \
          kernel lacks: make one with `mke2fs -d DIRECTORY FILE SIZE` or `mkfs.erofs FILE DIRECTORY`",
@@ -188,7 +188,9 @@ fn is_running(user: &VolumeUser) -> bool {
 }
 
 fn is_virtual_disk(what: &str) -> bool {
-    ["VM", "VHDX"].iter().any(|name| what.contains(name))
+    ["VMDK", "VHD", "VDI", "QED", "Parallels"]
+        .iter()
+        .any(|name| what.contains(name))
 }
 
 fn is_compressed(what: &str) -> bool {

@@ -63,6 +63,8 @@ struct Scope {
     dot: Value,
     /// The innermost last. The first is the document, without a name.
     variables: Vec<(String, Value)>,
+    /// Whether a field that is not there is an error.
+    is_strict: bool,
 }
 
 impl Document {
@@ -80,9 +82,20 @@ impl Document {
 
     /// Formats a document, with a line feed behind it. What is hidden in values is escaped.
     pub fn render(&self, document: &Value) -> Result<String, Failure> {
+        self.text(document, false)
+    }
+
+    /// As [`Document::render`]; a field that is not there is an error, as with `docker inspect`: scripts would
+    /// take what is printed for its value.
+    pub fn render_strictly(&self, document: &Value) -> Result<String, Failure> {
+        self.text(document, true)
+    }
+
+    fn text(&self, document: &Value, is_strict: bool) -> Result<String, Failure> {
         let mut scope = Scope {
             dot: document.clone(),
             variables: vec![(String::new(), document.clone())],
+            is_strict,
         };
         let mut text = String::new();
         write(&self.0, &mut scope, &mut text).map_err(wrong)?;
@@ -232,13 +245,41 @@ mod tests {
     use super::*;
 
     fn rendered(template: &str) -> Result<String, Failure> {
-        let document = json!({
+        Document::parse(template)?.render(&document())
+    }
+
+    fn document() -> Value {
+        json!({
             "Id": "sha256:12", "Size": 7, "Tags": ["a:1", "b:2"], "None": null, "On": true,
             "State": {"Status": "running"}, "Config": {"Env": ["A=b"], "Labels": {"x.y": "z"}},
             "Ports": {"80/tcp": [{"HostPort": "8080"}], "90/tcp": null},
             "Text": "a\u{1b}[31m",
-        });
-        Document::parse(template)?.render(&document)
+        })
+    }
+
+    #[test]
+    fn a_field_that_is_not_there_is_an_error_where_scripts_would_take_it_for_a_value() {
+        let strictly = |template: &str| Document::parse(template)?.render_strictly(&document());
+        for (template, text) in [
+            ("{{.ID}}", "sha256:12"),
+            ("{{.None}} {{.None.Any}}", "<no value> <no value>"),
+            ("{{.Config.Labels.missing}}", "<no value>"),
+            ("{{if .Ports.missing}}yes{{else}}no{{end}}", "no"),
+        ] {
+            assert_eq!(
+                strictly(template).unwrap(),
+                format!("{text}\n"),
+                "{template}"
+            );
+        }
+        for (template, named) in [
+            ("{{.Bogus}}", "`.Bogus`"),
+            ("{{.State.Bogus}}", "`.Bogus`"),
+            ("{{with .State}}{{.Size}}{{end}}", "`.Size`"),
+        ] {
+            let failure = strictly(template).unwrap_err();
+            assert!(failure.message().contains(named), "{failure:?}");
+        }
     }
 
     #[test]

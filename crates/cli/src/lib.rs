@@ -26,6 +26,7 @@ mod visible;
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -186,6 +187,7 @@ pub fn main() -> ExitCode {
     // Owners, machines and parsers are processes of this program, without mica's command line.
     micabox::run_if_worker_with(log::start_in_owner);
     umask::set_ours();
+    outlive_file_limit();
     raise_descriptor_limit(DESCRIPTORS);
     report::end_with_server();
     let words = synonyms::resolve(std::env::args_os().collect());
@@ -253,6 +255,13 @@ pub fn main() -> ExitCode {
         Command::Mcp(_) => server::become_it(),
     };
     end(result)
+}
+
+/// Has a write beyond the caller's limit for files (`ulimit -f`) fail with its error, where the signal would end this
+/// process without a word.
+fn outlive_file_limit() {
+    let signal = rustix::process::Signal::XFSZ.as_raw();
+    let _ = signal_hook::flag::register(signal, Arc::default());
 }
 
 /// Ends the program: says what went wrong, if anything, and leaves no process that ends to the machine's first one.

@@ -111,6 +111,17 @@ impl<S: ReadAt> Disk<S> {
         })
     }
 
+    /// Opens a disk whose bytes are those of the file.
+    pub(crate) fn raw(source: S) -> Result<Self> {
+        let size = source.length().map_err(Error::Read)?;
+        Ok(Self {
+            source,
+            map: Map::Raw,
+            size,
+            unpacked: None,
+        })
+    }
+
     /// Returns the format of the file.
     pub fn format(&self) -> Format {
         match self.map {

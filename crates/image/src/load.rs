@@ -83,8 +83,14 @@ pub fn load(
     let Found {
         images: mut found,
         left_out,
+        damage,
     } = archive.images(&platform, &settings.limits)?;
+    let mut failed = damage.map(|problem| LoadError::Archive(archive.error(problem)));
     if let Some(name) = name {
+        if let Some(error) = failed.take() {
+            // It may be the image that the name is for.
+            return Err(error);
+        }
         // One that isn't true is an error of the store then, which nothing gets past.
         match &mut found[..] {
             [image] => image.names = vec![name.clone()],
@@ -113,24 +119,40 @@ pub fn load(
             settings,
             progress,
         };
-        conversion.layers()?;
-        progress.event(Event::Phase(Phase::Publishing));
-        let (manifest, config) = (&image.manifest, &image.config);
-        loaded.push(store.publish_resolved(manifest, config, &image.names, &image.root)?);
-        if image.names.is_empty() {
-            let tag = image
-                .bare_tag
-                .as_deref()
-                .map(|tag| format!(", only the tag `{tag}`"))
-                .unwrap_or_default();
-            progress.event(Event::Notice(&format!(
-                "the archive has no name for {}{tag}; `--name` gives it one",
-                called(image)
-            )));
+        match conversion.whole() {
+            Ok(image) => loaded.push(image),
+            Err(LoadError::Store(error)) => return Err(error.into()),
+            Err(error) if image.is_left_behind(&error) && found.len() > 1 => {
+                progress.event(Event::Notice(&format!(
+                    "left out {}: {error}",
+                    called(image)
+                )));
+            }
+            // The others are not to blame.
+            Err(error) if failed.is_none() => failed = Some(error),
+            Err(error) => progress.event(Event::Notice(&error.to_string())),
         }
+    }
+    if let Some(error) = failed {
+        for image in &loaded {
+            let name = image.reference.as_ref().map(Reference::familiar);
+            let name = name.unwrap_or_else(|| image.manifest_digest.to_string());
+            progress.event(Event::Notice(&format!("loaded {name}")));
+        }
+        return Err(error);
     }
     progress.event(Event::Phase(Phase::Done));
     Ok(loaded)
+}
+
+impl ArchivedImage {
+    /// Returns whether a tool may have copied the index with this image and not the image: it has no
+    /// name, and a part of it is missing.
+    fn is_left_behind(&self, error: &LoadError) -> bool {
+        let is_missing = matches!(error, LoadError::Archive(ArchiveError { problem, .. })
+            if matches!(**problem, Problem::Missing { .. }));
+        is_missing && self.names.is_empty() && self.bare_tag.is_none()
+    }
 }
 
 /// Drops the names with the digest of something else: such a name is trusted for its digest, and
@@ -181,6 +203,31 @@ struct Conversion<'a> {
 }
 
 impl Conversion<'_> {
+    /// Converts what is missing, and publishes the image.
+    fn whole(&self) -> Result<Image, LoadError> {
+        self.layers()?;
+        let Self {
+            image, progress, ..
+        } = self;
+        progress.event(Event::Phase(Phase::Publishing));
+        let (manifest, config) = (&image.manifest, &image.config);
+        let published = self
+            .store
+            .publish_resolved(manifest, config, &image.names, &image.root)?;
+        if image.names.is_empty() {
+            let tag = image
+                .bare_tag
+                .as_deref()
+                .map(|tag| format!(", only the tag `{tag}`"))
+                .unwrap_or_default();
+            progress.event(Event::Notice(&format!(
+                "the archive has no name for {}{tag}; `--name` gives it one",
+                called(image)
+            )));
+        }
+        Ok(published)
+    }
+
     /// Converts every missing layer, a few at a time.
     fn layers(&self) -> Result<(), LoadError> {
         let (mut diff_ids, mut seen) = (HashSet::new(), HashSet::new());

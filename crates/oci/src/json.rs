@@ -32,6 +32,11 @@ pub type Error = serde_json::Error;
 pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     match bytes.trim_ascii_start() {
         [] => return Err(Error::custom("it is empty")),
+        [0xef, 0xbb, 0xbf, ..] => {
+            return Err(Error::custom(
+                "it begins with a byte order mark, which JSON does not have",
+            ));
+        }
         [b'<', ..] => {
             return Err(Error::custom(
                 "it is HTML or XML, as proxies and login pages send it, and not JSON",
@@ -432,6 +437,7 @@ mod tests {
             ("", "empty"),
             (" \n", "empty"),
             ("<!DOCTYPE html><html>", "HTML"),
+            ("\u{feff}{}", "byte order mark"),
             ("[]", "a list in the place of an object"),
             (r#"["x",1]"#, "a list in the place of an object"),
             (r#"{"size":"1"}"#, "string"),

@@ -16,7 +16,7 @@ use url::{Url, form_urlencoded};
 
 use crate::credentials::{Credential, CredentialError, Credentials};
 use crate::error::{Reason, Unauthorized};
-use crate::http::{Answer, Http};
+use crate::http::{Answer, Http, is_markup};
 use crate::outgoing::Outgoing;
 use micabox_oci::{json, printable};
 
@@ -275,7 +275,14 @@ impl Authenticator {
                 let mut tokens = [found.token, found.access_token].into_iter();
                 tokens.find(|token| !token.is_empty())
             })
-            .ok_or_else(|| Reason::Token("sent no token".to_owned()))?;
+            .ok_or_else(|| {
+                let sent = if is_markup(&body) {
+                    "sent a web page, as proxies and login pages do, and no token"
+                } else {
+                    "sent no token"
+                };
+                Reason::Token(sent.to_owned())
+            })?;
         secret(format!("Bearer {token}"))
     }
 

@@ -98,7 +98,7 @@ pub enum Reason {
     #[error("it limits how often it may be asked{}: wait, or log in for a higher limit", wants(.0))]
     RateLimited(Option<Duration>),
     /// 5xx, or another response that asks for a later attempt.
-    #[error("it answers {status}{}", colon(message))]
+    #[error("it answers {status}{}", or_phrase(message, *status))]
     Server {
         /// The HTTP status.
         status: u16,
@@ -108,13 +108,19 @@ pub enum Reason {
         retry_after: Option<Duration>,
     },
     /// A response that no registry should send.
-    #[error("it answers {status}{}", colon(message))]
+    #[error("it answers {status}{}", or_phrase(message, *status))]
     Unexpected {
         /// The HTTP status.
         status: u16,
         /// The response's message.
         message: String,
     },
+    /// HTML where a registry's answer should be.
+    #[error(
+        "it sends a web page, as proxies and login pages do: open the registry's address in a browser \
+         to see which"
+    )]
+    WebPage,
     /// A redirect that can't be followed.
     #[error("its redirect can't be followed: {0}")]
     Redirect(String),
@@ -183,6 +189,15 @@ fn colon(message: &str) -> String {
     match message {
         "" => String::new(),
         message => format!(": {message}"),
+    }
+}
+
+/// Returns a response's message, or else the usual words for its status.
+fn or_phrase(message: &str, status: u16) -> String {
+    let status = reqwest::StatusCode::from_u16(status).ok();
+    match status.and_then(|status| status.canonical_reason()) {
+        Some(phrase) if message.is_empty() => format!(" ({phrase})"),
+        _ => colon(message),
     }
 }
 

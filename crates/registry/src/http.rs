@@ -297,7 +297,8 @@ impl Answer {
         }
         let encoding = self.header("content-encoding").unwrap_or_default();
         // Some say so of what isn't encoded.
-        if !encoding.trim().eq_ignore_ascii_case("gzip") || !body.starts_with(&[0x1f, 0x8b]) {
+        let encoding = encoding.trim().to_ascii_lowercase();
+        if !matches!(encoding.as_str(), "gzip" | "x-gzip") || !body.starts_with(&[0x1f, 0x8b]) {
             return Ok(body);
         }
         let mut plain = Vec::new();
@@ -309,6 +310,22 @@ impl Answer {
             return Err(Reason::TooLarge(limit));
         }
         Ok(plain)
+    }
+
+    /// Returns whether this is a web page in place of an answer: a success whose body is HTML. The
+    /// type alone does not tell, since some registries give it to answers without a body.
+    pub(crate) async fn is_page(&mut self) -> Result<bool, Reason> {
+        if self.status() != StatusCode::OK || !self.is_html() {
+            return Ok(false);
+        }
+        let start = self.chunk().await?;
+        Ok(start.is_some_and(|start| is_markup(&start)))
+    }
+
+    /// Returns whether the body is HTML, according to the head.
+    pub(crate) fn is_html(&self) -> bool {
+        let kind = self.header("content-type").unwrap_or_default();
+        kind.trim().to_ascii_lowercase().starts_with("text/html")
     }
 
     /// Turns a response with an unexpected status into an error. `missing` makes the error of a
@@ -351,6 +368,11 @@ impl Answer {
         let text = texts.find(|text| !text.is_empty());
         text.as_deref().map(printable).unwrap_or_default()
     }
+}
+
+/// Returns whether bytes are the beginning of HTML or XML.
+pub(crate) fn is_markup(bytes: &[u8]) -> bool {
+    bytes.trim_ascii_start().starts_with(b"<")
 }
 
 fn is_redirect(answer: &Answer) -> bool {

@@ -405,6 +405,9 @@ async fn document_from(source: &Source, ask: &Ask<'_>) -> Result<Fetched, Reason
         Some((expected, size)) => (Some(expected), size),
         None => (claimed, None),
     };
+    if http::is_markup(&bytes) && expected != Some(digest) {
+        return Err(Reason::WebPage);
+    }
     if let Some(expected) = expected.filter(|expected| *expected != digest) {
         return Err(Reason::Digest {
             expected,

@@ -367,7 +367,12 @@ impl Destination {
             body,
             home: &self.source.base,
         };
-        self.source.auth.send(&self.source.http, &request).await
+        let mut answer = self.source.auth.send(&self.source.http, &request).await?;
+        // Nothing was pushed to who answers so, whatever the status says.
+        if request.method != Method::HEAD && answer.is_page().await? {
+            return Err(Reason::WebPage);
+        }
+        Ok(answer)
     }
 
     /// Returns the address at which a response asks to continue.

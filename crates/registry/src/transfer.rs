@@ -27,8 +27,9 @@ const PIECES: usize = 8;
 const PROGRESS: u64 = 1 << 20;
 
 /// Bytes of progress after which an answer that ends early is one part of several: some registries
-/// send no more than a few hundred KiB at once.
+/// send no more than a few hundred KiB at once. Of a small blob, a part of it is enough.
 const PART: u64 = 64 << 10;
+const MOST_PARTS: u64 = 1000;
 
 /// Creates a connected sender and [`BlobReader`].
 #[must_use]
@@ -186,7 +187,9 @@ impl Incoming<'_> {
         }
         if at == self.size {
             Ok(Part::Last)
-        } else if answer.status().as_u16() == 206 && self.sender.offset - start >= PART {
+        } else if answer.status().as_u16() == 206
+            && self.sender.offset - start >= PART.min(self.size.div_ceil(MOST_PARTS))
+        {
             Ok(Part::More)
         } else {
             let problem = format!("it ended after {at} of {} bytes", self.size);
@@ -198,6 +201,9 @@ impl Incoming<'_> {
     fn first_byte(&self, answer: &Answer) -> Result<Option<u64>, Reason> {
         match answer.status().as_u16() {
             200 => {
+                if answer.is_html() && answer.content_length() != Some(self.size) {
+                    return Err(Reason::WebPage);
+                }
                 answer
                     .content_length()
                     .map_or(Ok(()), |length| self.check_size(length))?;

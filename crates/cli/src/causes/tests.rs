@@ -158,6 +158,7 @@ fn with_hints() -> Vec<(E, &'static str)> {
         (root_disk(Disk::Foreign("a VHDX image")), "qemu-img"),
         (root_disk(Disk::Foreign("compressed (gzip)")), "decompress"),
         (root_disk(Disk::Foreign("a FAT filesystem")), "mke2fs"),
+        (root_disk(Disk::Contents(name())), "mke2fs"),
         (root_disk(Disk::Unknown), "mke2fs"),
         (root_disk(Disk::NotMounted(name())), "lacks"),
         (root_disk(Disk::Busy), "without :rw"),

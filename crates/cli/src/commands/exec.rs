@@ -61,6 +61,10 @@ pub struct Args {
     #[arg(short, long)]
     user: Option<String>,
 
+    /// Docker's, of which a sandbox needs none
+    #[arg(long, hide = true)]
+    privileged: bool,
+
     /// Stop the command after this time [30, 90s, 5m, 2h]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     timeout: Option<Duration>,
@@ -78,6 +82,12 @@ pub fn execute(args: Args) -> Outcome {
 }
 
 fn exec(args: Args) -> Outcome {
+    if args.privileged {
+        return Err(Failure::new(
+            "`--privileged` is not supported: a command has the sandbox's rights",
+        )
+        .hint("`-u 0` runs it as root; `mica run --cap-add` gives a sandbox more"));
+    }
     let tty = terminal::wanted(&AttachOptions {
         tty: args.tty,
         interactive: args.interactive && !args.detach,

@@ -5,6 +5,7 @@ use micabox_image::store::ImageSummary;
 
 use crate::moment;
 use crate::output::{Table, print, print_json, size};
+use crate::run::boolean;
 use crate::template::{self, Fields, Row, Template};
 use crate::{Outcome, settings};
 
@@ -17,6 +18,10 @@ pub struct Args {
     /// Accepted as with Docker: there are no intermediate images
     #[arg(short, long, hide = true)]
     all: bool,
+
+    /// Accepted as with Docker: digests are shown anyway
+    #[arg(long, hide = true)]
+    digests: bool,
 
     /// Show only images that match; may be repeated [reference=debian*, dangling=true]
     #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = filter)]
@@ -196,9 +201,9 @@ fn filter(text: &str) -> Result<Filter, String> {
     let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
     match (key, value) {
         ("reference", pattern) => Ok(Filter::Reference(pattern.to_owned())),
-        ("dangling", "true" | "1") => Ok(Filter::Dangling(true)),
-        ("dangling", "false" | "0") => Ok(Filter::Dangling(false)),
-        ("dangling", _) => Err("expected true or false".into()),
+        ("dangling", value) => boolean(value)
+            .map(Filter::Dangling)
+            .ok_or_else(|| "expected true or false".into()),
         _ => Err("no such key; there are reference, dangling".into()),
     }
 }

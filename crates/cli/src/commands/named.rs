@@ -10,7 +10,7 @@ use crate::output::write_stderr;
 use crate::{Outcome, settings};
 
 /// The sandboxes that a command is about.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Named {
     /// Names or IDs
     #[arg(required = true, value_name = "SANDBOX")]
@@ -21,7 +21,13 @@ pub struct Named {
 #[derive(Debug, clap::Args)]
 pub struct Grace {
     /// Seconds between the stop signal and the end
-    #[arg(short, long, value_name = "SECONDS", default_value = "10")]
+    #[arg(
+        short,
+        long,
+        alias = "timeout",
+        value_name = "SECONDS",
+        default_value = "10"
+    )]
     time: u64,
 }
 

@@ -5,15 +5,19 @@ use std::time::Duration;
 use micabox::Error;
 
 use super::named::Named;
-use crate::Outcome;
 use crate::failure::Failure;
+use crate::{Outcome, settings};
 
 /// Remove sandboxes that have ended
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Kill running ones first
+    /// Kill running ones first, and don't fail for those that are not there
     #[arg(short, long)]
     force: bool,
+
+    /// Accepted as with Docker: volumes without a name always go with their sandbox
+    #[arg(short, long, hide = true)]
+    volumes: bool,
 
     #[command(flatten)]
     named: Named,
@@ -21,7 +25,18 @@ pub struct Args {
 
 /// Removes records of sandboxes.
 pub fn execute(args: &Args) -> Outcome {
-    args.named.each(|sandbox| {
+    let mut named = args.named.clone();
+    if args.force {
+        let sandboxes = settings::sandboxes(&settings::store()?)?;
+        named.sandboxes.retain(|name| match sandboxes.get(name) {
+            Err(error @ Error::NoSuchSandbox(_)) => {
+                Failure::from(error).print();
+                false
+            }
+            _ => true,
+        });
+    }
+    named.each(|sandbox| {
         // What could not be saved is not wanted any more.
         let stopped = if args.force {
             sandbox.stop(Duration::ZERO).map(drop)

@@ -12,6 +12,10 @@ use crate::{Outcome, settings};
 /// digest means the image with all its names.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// Don't fail for images that are not there
+    #[arg(short, long)]
+    force: bool,
+
     /// Names or digests
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<String>,
@@ -24,7 +28,17 @@ pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&store)?;
     sandboxes.list()?;
     Mounts::of(&sandboxes).tidy()?;
-    super::for_each(&args.images, |name| {
+    let mut images = args.images.clone();
+    if args.force {
+        images.retain(|name| match store.image(name) {
+            Err(error @ StoreError::NoImage { .. }) => {
+                Failure::from(error).print();
+                false
+            }
+            _ => true,
+        });
+    }
+    super::for_each(&images, |name| {
         let removed = store.remove(name);
         let removed = removed.map_err(|error| of_user(&sandboxes, error))?;
         let names: Vec<_> = removed

@@ -28,6 +28,9 @@ enum Action {
         /// Its size, such as 100M or 16G
         #[arg(long, value_parser = parse_size, default_value_t = DEFAULT_DISK_SIZE, hide_default_value = true)]
         size: u64,
+        /// Accepted as with Docker: there are no other drivers
+        #[arg(short, long, value_name = "DRIVER", value_parser = ["local"], hide = true)]
+        driver: Option<String>,
         /// A note for its users [NAME=VALUE]
         #[arg(short, long, value_name = "LABEL", value_parser = label)]
         label: Vec<(String, String)>,
@@ -146,7 +149,9 @@ impl Shown {
 pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     match &args.action {
-        Action::Create { size, label, name } => {
+        Action::Create {
+            size, label, name, ..
+        } => {
             let labels: BTreeMap<_, _> = label.iter().cloned().collect();
             let volume = sandboxes.create_volume(name, *size, labels)?;
             print(&format!("{}\n", volume.name))?;

@@ -227,15 +227,15 @@ impl Expression {
 
     pub(super) fn value(&self, scope: &Scope) -> Result<Value, String> {
         match self {
-            Self::Dot(fields) => Ok(field(&scope.dot, fields)),
+            Self::Dot(fields) => field(&scope.dot, fields, scope),
             Self::Variable(name, fields) => {
                 let mut known = scope.variables.iter().rev();
                 let (_, value) = known
                     .find(|(known, _)| known == name)
                     .ok_or_else(|| format!("`${name}` is not set"))?;
-                Ok(field(value, fields))
+                field(value, fields, scope)
             }
-            Self::Of(of, fields) => Ok(field(&of.value(scope)?, fields)),
+            Self::Of(of, fields) => field(&of.value(scope)?, fields, scope),
             Self::Literal(value) => Ok(value.clone()),
             Self::Call(name, values) => {
                 let values: Result<Vec<_>, _> =
@@ -246,12 +246,36 @@ impl Expression {
     }
 }
 
-/// Returns the field of a field and so on; null if there is none.
-fn field(value: &Value, fields: &[String]) -> Value {
-    let found = fields
-        .iter()
-        .try_fold(value, |value, field| value.get(field));
-    found.cloned().unwrap_or_default()
+/// Returns the field of a field and so on; null if there is none, unless that is an error.
+fn field(value: &Value, fields: &[String], scope: &Scope) -> Result<Value, String> {
+    let mut found = value;
+    for name in fields {
+        match named(found, name) {
+            Some(value) => found = value,
+            None if scope.is_strict && is_record(found) => {
+                return Err(format!("there is no field `.{name}`"));
+            }
+            None => return Ok(Value::Null),
+        }
+    }
+    Ok(found.clone())
+}
+
+fn named<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
+    let fields = value.as_object()?;
+    fields.get(name).or_else(|| {
+        // Go's names of fields and those in JSON differ in capital letters: `ID` is `Id`.
+        let mut fields = fields.iter().filter(|_| is_record(value));
+        let found = fields.find(|(known, _)| known.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value)
+    })
+}
+
+/// Whether an object has fields, where labels and ports have keys of any kind.
+fn is_record(value: &Value) -> bool {
+    let is_field = |name: &String| name.starts_with(|first: char| first.is_ascii_uppercase());
+    let fields = value.as_object();
+    fields.is_some_and(|fields| !fields.is_empty() && fields.keys().all(is_field))
 }
 
 fn call(name: &str, values: &[Value]) -> Result<Value, String> {

@@ -51,9 +51,16 @@ pub use sandbox::SandboxArgs;
 #[command(
     override_usage = "mica run [OPTIONS] IMAGE [COMMAND] [ARG...]",
     args_override_self = true,
-    mut_args(groups::grouped)
+    disable_help_flag = true,
+    mut_args(groups::grouped),
+    // As with Docker, where scripts have it.
+    mut_arg("hostname", |arg| arg.short('h'))
 )]
 pub struct Args {
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
+
     #[command(flatten)]
     pub command: CommandArgs,
 

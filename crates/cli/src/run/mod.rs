@@ -14,10 +14,9 @@ mod streams;
 mod supervise;
 pub mod terminal;
 
-use flags::boolean;
 pub use flags::{
-    Args, Bound, Cpus, MachineArgs, Net, Pulls, SandboxArgs, Taken, cpus, disk_rate, duration,
-    memory, net_rate, parse, processes,
+    Args, Bound, Cpus, MachineArgs, Net, Pulls, SandboxArgs, Taken, boolean, cpus, disk_rate,
+    duration, memory, net_rate, parse, processes,
 };
 pub use id_file::IdFile;
 pub use keys::{DEFAULT as DETACH_KEYS, Keys};

@@ -401,6 +401,30 @@ fn a_file_that_cannot_be_a_root_is_refused_by_name() {
     File::create(&file).unwrap().set_len(4 << 20).unwrap();
     refused(path, ["neither an ext4 nor an EROFS", "mke2fs -d"]);
     let contents = File::options().write(true).open(&file).unwrap();
+    let boot_sector = |name: &[u8], at: usize| {
+        let mut sector = vec![0; 512];
+        sector[at..at + name.len()].copy_from_slice(name);
+        // What looks like entries of a partition table is text.
+        sector[440..510].fill(b'A');
+        sector[510..].copy_from_slice(&[0x55, 0xaa]);
+        sector
+    };
+    for (start, bytes, words) in [
+        (0, boot_sector(b"FAT32", 82), ["holds FAT", "mke2fs -d"]),
+        (0, boot_sector(b"NTFS    ", 3), ["holds NTFS", "mke2fs -d"]),
+        (0x8001, b"CD001".to_vec(), ["holds ISO 9660", "mke2fs -d"]),
+        (0x1_0040, b"_BHRfS_M".to_vec(), ["holds btrfs", "mke2fs -d"]),
+        (
+            0x40,
+            b"\x7f\x10\xda\xbe".to_vec(),
+            ["a VDI image", "qemu-img convert"],
+        ),
+        (0, b"BZh".to_vec(), ["compressed with bzip2", "decompress"]),
+    ] {
+        contents.write_all_at(&bytes, start).unwrap();
+        refused(path, words);
+        contents.write_all_at(&vec![0; bytes.len()], start).unwrap();
+    }
 
     // A partition of type 0x83 from sector 2048 on; then a GPT's signature.
     contents

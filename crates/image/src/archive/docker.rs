@@ -12,7 +12,8 @@ use crate::convert::decompress::{Compression, MAGIC_LENGTH};
 use crate::export::{MANIFEST_TYPE, config_descriptor};
 use crate::manifest::{self, ManifestError, Search};
 use crate::{Descriptor, Digest, Limits, Platform, Reference, printable};
-use micabox_oci::{Hasher, json};
+use micabox_oci::Hasher;
+use micabox_oci::json::{self, Json};
 
 /// The list of images.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -28,12 +29,19 @@ struct Item {
     layers: Vec<String>,
 }
 
-fn items(archive: &Archive) -> Result<Vec<Item>, Problem> {
-    let bytes = archive.document(MANIFEST)?;
-    json::from_slice(&bytes).map_err(|error| Problem::Malformed {
+/// Reads the list; its items each by themselves, since one of another shape is no reason to load
+/// none of the others.
+fn items(archive: &Archive) -> Result<Vec<Result<Item, Problem>>, Problem> {
+    let malformed = |error: json::Error| Problem::Malformed {
         name: MANIFEST.to_owned(),
         problem: printable(&error.to_string()),
-    })
+    };
+    let bytes = archive.document(MANIFEST)?;
+    let items: Vec<Json> = json::from_slice(&bytes).map_err(malformed)?;
+    let items = items.into_iter();
+    Ok(items
+        .map(|item| Item::deserialize(item).map_err(malformed))
+        .collect())
 }
 
 pub(super) fn images(
@@ -43,9 +51,22 @@ pub(super) fn images(
 ) -> Result<Found, Problem> {
     let mut found = Found::default();
     for item in items(archive)? {
-        match image(archive, &item, wanted, limits) {
+        let read = item.and_then(|item| {
+            let image = image(archive, &item, wanted, limits)?;
+            // Docker's own words for no name are none.
+            let tags = item.repo_tags.into_iter();
+            let wrong = |tag: String| match tag.as_str() {
+                "" | "<none>:<none>" => None,
+                tag => tag.parse::<Reference>().err(),
+            };
+            found
+                .left_out
+                .extend(tags.filter_map(wrong).map(Problem::Name));
+            Ok(image)
+        });
+        match read {
             Ok(image) => found.images.push(image),
-            Err(problem) => found.leave_out(problem, true)?,
+            Err(problem) => found.leave_out(problem, true),
         }
     }
     Ok(found)
@@ -56,7 +77,7 @@ pub(super) fn add_names(archive: &Archive, images: &mut [ArchivedImage]) -> Resu
     if archive.member(MANIFEST)?.is_none() {
         return Ok(());
     }
-    for item in items(archive)? {
+    for item in items(archive)?.into_iter().flatten() {
         for image in &mut *images {
             let hex = Digest::of(&image.config).hex();
             if item.config.rsplit('/').next() == Some(hex.as_str()) {

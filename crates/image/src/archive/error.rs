@@ -141,6 +141,9 @@ pub enum Problem {
         /// Actual size in bytes.
         actual: u64,
     },
+    /// A name of an image that is none.
+    #[error("a name of it: {0}")]
+    Name(micabox_oci::reference::ReferenceError),
     /// A manifest or config that can't be used.
     #[error("{image}: {source}")]
     Manifest {

@@ -1,7 +1,7 @@
 //! What an archive has: images that can be used, and what is left out.
 //!
 //! An archive is a bundle: signatures, lists of parts and images for other machines are no reason
-//! to load none of it. What is damaged is.
+//! to load none of it. What is damaged is an error, but no reason to leave out its neighbours.
 
 use super::{ArchivedImage, Problem};
 use crate::manifest::ManifestError;
@@ -12,6 +12,8 @@ pub(crate) struct Found {
     pub images: Vec<ArchivedImage>,
     /// What is left out, and why.
     pub left_out: Vec<Problem>,
+    /// What is damaged; the first part of all.
+    pub damage: Option<Problem>,
 }
 
 impl Found {
@@ -27,25 +29,31 @@ impl Found {
         }
     }
 
-    /// Leaves out what can't be used; an error if the archive is damaged there. Something without
-    /// a name may be missing: tools copy an index without all that it names.
-    pub(super) fn leave_out(&mut self, problem: Problem, is_named: bool) -> Result<(), Problem> {
+    /// Leaves out what can't be used, or is damaged. Something without a name may be missing: tools
+    /// copy an index without all that it names.
+    pub(super) fn leave_out(&mut self, problem: Problem, is_named: bool) {
         match problem {
             // A manifest's problem is that of a document whose digest is right.
-            Problem::Manifest { .. } => {}
-            Problem::Missing { .. } if !is_named => {}
-            damage => return Err(damage),
+            Problem::Manifest { .. } | Problem::Name(_) => self.left_out.push(problem),
+            Problem::Missing { .. } if !is_named => self.left_out.push(problem),
+            damage if self.damage.is_none() => self.damage = Some(damage),
+            damage => self.left_out.push(damage),
         }
-        self.left_out.push(problem);
-        Ok(())
     }
 
-    /// Returns what was found; without any image the reason, which is the first part left out.
+    /// Returns whether there is nothing at all.
+    pub(super) fn is_empty(&self) -> bool {
+        self.images.is_empty() && self.left_out.is_empty() && self.damage.is_none()
+    }
+
+    /// Returns what was found; without any image the reason, which is damage or the first part left
+    /// out.
     pub(super) fn finish(mut self) -> Result<Self, Problem> {
         if !self.images.is_empty() {
             return Ok(self);
         }
-        Err(match self.left_out.drain(..).next() {
+        let mut reasons = self.damage.take().into_iter().chain(self.left_out);
+        Err(match reasons.next() {
             Some(problem) => problem,
             None => Problem::Manifest {
                 image: "the archive".to_owned(),

@@ -36,7 +36,8 @@ pub(super) fn images(
     limits: &Limits,
 ) -> Result<Found, Problem> {
     let index = archive.document(INDEX)?;
-    let index = match Document::parse(&index, None).map_err(index_error)? {
+    let kind = Some("application/vnd.oci.image.index.v1+json");
+    let index = match Document::parse(&index, kind).map_err(index_error)? {
         Document::Index(index) => index,
         Document::Manifest(_) => {
             return Err(Problem::Malformed {
@@ -49,17 +50,17 @@ pub(super) fn images(
     if let Some(message) = index.unreadable {
         let document = "index";
         let problem = index_error(ManifestError::Malformed { document, message });
-        found.leave_out(problem, false)?;
+        found.leave_out(problem, false);
     }
     for group in groups(index.entries) {
         let is_named = group.name.is_some() || group.bare_tag.is_some();
         let called = group.called();
         match image(archive, group, wanted, limits) {
             Ok(image) => found.add(image),
-            Err(Unread::Problem(problem)) => found.leave_out(problem, is_named)?,
+            Err(Unread::Problem(problem)) => found.leave_out(problem, is_named),
             Err(Unread::Manifest(source)) => {
                 let image = called;
-                found.leave_out(Problem::Manifest { image, source }, is_named)?;
+                found.leave_out(Problem::Manifest { image, source }, is_named);
             }
         }
     }

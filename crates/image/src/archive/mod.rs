@@ -99,8 +99,7 @@ impl Archive {
             let found = layout::images(self, wanted, limits)?;
             // Docker 25.0.0 and 25.0.1 write an index without entries for an image that is saved
             // by its ID (moby#47210), and the whole image beside it.
-            let is_empty = found.images.is_empty() && found.left_out.is_empty();
-            if !is_empty || self.member(docker::MANIFEST)?.is_none() {
+            if !found.is_empty() || self.member(docker::MANIFEST)?.is_none() {
                 return Ok(found);
             }
             return docker::images(self, wanted, limits);

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use micabox_disk::filesystem::of_raw;
 use micabox_ext4::format::features::{compat, incompat, ro_compat};
 use micabox_ext4::format::superblock::{self, SUPERBLOCK_OFFSET, Superblock};
 use micabox_overlay::lower::LowerKind;
@@ -26,18 +27,24 @@ const PMEM_UNIT: u64 = 2 << 20;
 /// Bytes of a page. Only a filesystem with blocks of this size can be mapped.
 const PAGE: u32 = 4096;
 
-/// Magic bytes of formats that can't be booted from: offset in bytes, magic, and the format's name
-/// in error messages.
-const OTHERS: [(u64, &[u8], &str); 9] = [
+/// Magic bytes of formats that can't be booted from, apart from filesystems: offset in bytes, magic,
+/// and the format's name in error messages.
+const OTHERS: [(u64, &[u8], &str); 15] = [
     (0, b"# Disk Descrip", "a VMDK descriptor"),
     (0, b"vhdxfile", "a VHDX image"),
-    (0, b"hsqs", "a squashfs image"),
-    (0, b"XFSB", "an XFS filesystem"),
+    (0, b"conectix", "a VHD image"),
+    (0x40, b"\x7f\x10\xda\xbe", "a VDI image"),
+    (0, b"QED\0", "a QED image"),
+    (0, b"WithoutFreeSpace", "a Parallels image"),
+    (0, b"\x3a\xff\x26\xed", "an Android sparse image"),
+    (257, b"ustar", "a tar archive"),
     (0, b"\x1f\x8b", "compressed with gzip"),
     (0, b"\x28\xb5\x2f\xfd", "compressed with zstd"),
     (0, b"\xfd7zXZ\0", "compressed with xz"),
-    (0x8001, b"CD001", "an ISO 9660 image"),
-    (0x1_0040, b"_BHRfS_M", "a btrfs filesystem"),
+    (0, b"BZh", "compressed with bzip2"),
+    (0, b"\x04\x22\x4d\x18", "compressed with lz4"),
+    (0, b"PK\x03\x04", "compressed, a zip archive"),
+    (0, b"7z\xbc\xaf\x27\x1c", "compressed, a 7z archive"),
 ];
 
 /// A root disk that was checked, with the file that was checked.
@@ -93,6 +100,9 @@ pub enum DiskProblem {
     /// The file has contents of another kind.
     #[error("it is {0}")]
     Foreign(&'static str),
+    /// The file, or the disk image in it, holds something that is no root here.
+    #[error("{0}")]
+    Contents(String),
     /// The file is a disk image of this kind, and can't be read for this reason.
     #[error("it is {0}, and {1}")]
     Image(String, String),
@@ -421,7 +431,10 @@ pub(crate) fn foreign(file: &File) -> DiskProblem {
     let mut others = OTHERS.iter();
     match others.find(|(offset, bytes, _)| starts(file, *offset, bytes)) {
         Some((_, _, name)) => DiskProblem::Foreign(name),
-        None => DiskProblem::Unknown,
+        None => match file.try_clone().ok().and_then(of_raw) {
+            Some(kind) => DiskProblem::Contents(format!("it holds {kind}")),
+            None => DiskProblem::Unknown,
+        },
     }
 }
 

@@ -51,6 +51,9 @@ pub(crate) fn unwrap(
     let done = jailed::call(&Unwrap { partition }, image, vec![output], LARGEST);
     let partition = done.map_err(|error| match error {
         CallError::Refused(NoFilesystem::Image(image, why)) => DiskProblem::Image(image, why),
+        CallError::Refused(error @ NoFilesystem::Contents(..)) => {
+            DiskProblem::Contents(error.to_string())
+        }
         CallError::Refused(NoFilesystem::Partitions(why)) => DiskProblem::Partitions(why),
         CallError::Refused(NoFilesystem::Output(why)) => {
             DiskProblem::Unusable(format!("copying the filesystem out of it: {why}"))

@@ -21,6 +21,8 @@ pub(crate) struct Unwrap {
 pub(crate) enum NoFilesystem {
     #[error("it is {0}, and {1}")]
     Image(String, String),
+    #[error("it is {0}, and holds {1}")]
+    Contents(String, String),
     #[error("{0}")]
     Partitions(String),
     #[error("{0}")]
@@ -61,20 +63,24 @@ impl Call for Unwrap {
                             "it has no partition table, and so no partition {number}"
                         )),
                         (None, Some(other)) => {
-                            NoFilesystem::Image(kind.into(), format!("holds {other}"))
+                            NoFilesystem::Contents(kind.into(), other.to_string())
                         }
-                        (None, None) => NoFilesystem::Image(
+                        (None, None) => NoFilesystem::Contents(
                             kind.into(),
-                            "holds neither an ext4 nor an EROFS filesystem".into(),
+                            "neither an ext4 nor an EROFS filesystem".into(),
                         ),
                     });
                 };
                 let chosen = partition::choose(&mut disk, &table.partitions, number);
-                let chosen = chosen.map_err(|error| {
-                    let kind = table.kind;
-                    NoFilesystem::Partitions(format!(
-                        "it has a partition table ({kind}), and {error}"
-                    ))
+                let chosen = chosen.map_err(|error| match (number, whole) {
+                    // The boot sector of a filesystem looks like a table: FAT's and NTFS's do.
+                    (None, Some(other)) if table.kind == "MBR" => {
+                        NoFilesystem::Contents(kind.into(), other.to_string())
+                    }
+                    _ => NoFilesystem::Partitions(format!(
+                        "it has a partition table ({}), and {error}",
+                        table.kind
+                    )),
                 })?;
                 (Some(chosen.number), chosen.start, chosen.length)
             }

@@ -81,6 +81,8 @@ impl Sandboxes {
     /// # Errors
     /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`].
     pub fn get(&self, name_or_id: &str) -> Result<SandboxRef, Error> {
+        // Docker's own documents have names with a slash before.
+        let name_or_id = name_or_id.strip_prefix('/').unwrap_or(name_or_id);
         Ok(SandboxRef {
             found: self.directory.find(name_or_id)?,
             sandboxes: self.clone(),

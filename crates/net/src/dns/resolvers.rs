@@ -1,6 +1,6 @@
 //! The resolvers that the host uses.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -86,10 +86,27 @@ fn parse(text: &str) -> Vec<SocketAddr> {
         if words.next() != Some("nameserver") {
             return None;
         }
-        let address: IpAddr = words.next()?.parse().ok()?;
-        Some(SocketAddr::new(address, PORT))
+        resolver(words.next()?)
     });
     named.take(MAX_RESOLVERS).collect()
+}
+
+/// Parses an address; of one that is valid on a link only, with the interface: `fe80::1%eth0`.
+fn resolver(text: &str) -> Option<SocketAddr> {
+    let Some((address, interface)) = text.split_once('%') else {
+        let address: IpAddr = text.parse().ok()?;
+        return Some(SocketAddr::new(address, PORT));
+    };
+    let index = match interface.parse() {
+        Ok(index) => index,
+        Err(_) if interface.contains('/') => return None,
+        Err(_) => {
+            let index = std::fs::read_to_string(format!("/sys/class/net/{interface}/ifindex"));
+            index.ok()?.trim().parse().ok()?
+        }
+    };
+    let address = address.parse().ok()?;
+    Some(SocketAddrV6::new(address, PORT, 0, index).into())
 }
 
 #[cfg(test)]
@@ -103,6 +120,14 @@ mod tests {
         let expected = ["1.1.1.1:53", "[::1]:53", "2.2.2.2:53"];
         assert_eq!(parse(text), expected.map(|text| text.parse().unwrap()));
         assert_eq!(parse(""), []);
+    }
+
+    #[test]
+    fn a_resolver_on_a_link_has_its_interface() {
+        let text = "nameserver fe80::1%lo\nnameserver fe80::2%7\nnameserver fe80::3%no-such\n\
+                    nameserver fe80::4%../lo\n";
+        let expected = ["[fe80::1%1]:53", "[fe80::2%7]:53"];
+        assert_eq!(parse(text), expected.map(|text| text.parse().unwrap()));
     }
 
     #[test]

@@ -45,6 +45,9 @@ impl DockerFile {
         let text = read(path).map_err(|error| error.to_string())?;
         // Without the message, which quotes values.
         let parse = |text: Vec<u8>| {
+            if text.starts_with(b"\xef\xbb\xbf") {
+                return Err("it begins with a byte order mark, which JSON does not have".to_owned());
+            }
             json::from_slice(&text).map_err(|error| match error.line() {
                 0 => "it is JSON of another structure than Docker's".to_owned(),
                 line => format!("it is not valid JSON in line {line}"),

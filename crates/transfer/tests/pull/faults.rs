@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::image::{TestImage, TestLayer, index};
 use crate::layer::archive::Archive;
-use crate::server::{End, Registry, Reply};
+use crate::server::{End, Registry, Reply, Request};
 use crate::{Puller, assert_has};
 
 /// Pulls `image` from a registry whose first response for its layer is spoiled by `fault`, and
@@ -197,6 +197,17 @@ fn a_blob_may_come_in_many_short_parts() {
     let puller = Puller::new();
     puller.assert_has(&puller.pull(&registry.reference("x:1")), &image);
     assert!(puller.retries().is_empty());
+    // Of a small blob the parts may be smaller.
+    let small = TestImage::small();
+    let registry = Registry::with(&small);
+    registry.blob_fault(&small, usize::MAX, |request, reply| {
+        let (start, total) = (request.range_start().unwrap_or(0), reply.body.len());
+        let end = (start + 20).min(total);
+        let range = format!("bytes {start}-{}/{total}", end - 1);
+        Reply::new(206, &reply.body[start..end]).header("content-range", range)
+    });
+    puller.assert_has(&puller.pull(&registry.reference("x:1")), &small);
+    assert!(puller.retries().is_empty());
     // Parts of nothing are none.
     let registry = Registry::with(&image);
     registry.blob_fault(&image, usize::MAX, |request, reply| {
@@ -240,6 +251,40 @@ fn documents_in_an_encoding_that_was_not_asked_for_are_read() {
     });
     let message = Puller::new().refusal(&registry.reference("x:1"));
     assert!(message.contains("larger than 4194304 bytes"), "{message}");
+}
+
+#[test]
+fn a_web_page_in_place_of_any_part_of_an_image_is_called_so() {
+    let image = TestImage::small();
+    let page = "\n<!DOCTYPE html><html>Please log in to the hotel's network</html>";
+    let parts: [fn(&Request, &str) -> bool; 3] = [
+        |request, _| request.is_manifest(),
+        |request, config| request.target.contains(config),
+        |request, config| request.is_blob() && !request.target.contains(config),
+    ];
+    for (part, length) in parts.into_iter().zip([true, true, false]) {
+        let registry = Registry::with(&image);
+        let config = Digest::of(&image.config).to_string();
+        registry.rule(move |request| {
+            let reply = Reply::new(200, page).header("content-type", "text/html; charset=utf-8");
+            let reply = if length {
+                reply
+            } else {
+                reply.without_length()
+            };
+            part(request, &config).then_some(reply)
+        });
+        let message = Puller::new().refusal(&registry.reference("x:1"));
+        assert!(message.contains("it sends a web page"), "{message}");
+    }
+    let registry = Registry::with(&image);
+    registry.rule(|_| Some(Reply::new(511, page).header("content-type", "text/html")));
+    let puller = Puller::new().edit_settings(|settings| settings.transfer.attempts = 1);
+    let message = puller.refusal(&registry.reference("x:1"));
+    assert!(
+        message.contains("511 (Network Authentication Required)"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -431,7 +476,7 @@ fn documents_that_are_not_images_are_refused_by_name() {
         ("chart", "helm"),
         ("uneven", "1 layers, its config 2"),
         ("schema1", "schema 1"),
-        ("html", "it is HTML"),
+        ("html", "it sends a web page"),
         ("empty", "it is empty"),
         ("escape", "neither an image nor an index"),
         ("nothing", "names no image"),

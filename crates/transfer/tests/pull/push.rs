@@ -308,6 +308,42 @@ fn refusals_of_a_push_are_told_apart_and_publish_nothing() {
 }
 
 #[test]
+fn a_web_page_in_place_of_an_answer_is_no_success_of_a_push() {
+    let steps = [
+        ("POST", false),
+        ("PATCH", false),
+        ("PUT", false),
+        ("PUT", true),
+    ];
+    for (method, is_manifest) in steps {
+        let pusher = Pusher::small();
+        let registry = Registry::new();
+        registry.rule(move |request| {
+            let page = Reply::new(200, " <html>Please log in</html>");
+            let page = page.header("content-type", "text/html; charset=utf-8");
+            let is_asked = request.method == method && request.is_manifest() == is_manifest;
+            is_asked.then_some(page)
+        });
+        let uploads = accept(&registry);
+        let message = pusher.refusal(&registry.reference("team:1"));
+        assert!(
+            message.contains("it sends a web page"),
+            "{method}: {message}"
+        );
+        assert!(uploads.lock().unwrap().manifests.is_empty());
+    }
+    // Some registries call an answer without a body HTML.
+    let pusher = Pusher::small();
+    let registry = Registry::new();
+    registry.rule(|request| {
+        let answer = Reply::new(200, "").header("content-type", "text/html; charset=utf-8");
+        (request.method == "PUT" && request.is_manifest()).then_some(answer)
+    });
+    accept(&registry);
+    pusher.push(&registry.reference("team:1"));
+}
+
+#[test]
 fn temporary_failures_of_a_push_are_retried() {
     for method in ["HEAD", "POST", "PATCH", "PUT"] {
         for status in [429, 500, 503] {

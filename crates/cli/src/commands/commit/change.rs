@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use micabox_image::DockerConfig;
 use oci_spec::image::Config;
+use serde_json::Value;
 
 use super::healthcheck;
 use super::words::{Environment, expand, split};
@@ -87,11 +88,11 @@ impl Change<'_> {
         match name.to_ascii_uppercase().as_str() {
             "CMD" => {
                 self.has_command = true;
-                let command = self.command(rest);
+                let command = self.command(rest)?;
                 self.config.set_cmd(Some(command));
             }
             "ENTRYPOINT" => {
-                let command = self.command(rest);
+                let command = self.command(rest)?;
                 self.config.set_entrypoint(Some(command));
                 // The image's Cmd belongs to its old Entrypoint.
                 if !self.has_command {
@@ -99,7 +100,7 @@ impl Change<'_> {
                 }
             }
             "SHELL" => {
-                let words = command_words(rest).filter(|words| !words.is_empty());
+                let words = command_words(rest)?.filter(|words| !words.is_empty());
                 self.docker.shell =
                     Some(words.ok_or("expected a list like [\"/bin/sh\", \"-c\"]")?);
             }
@@ -109,6 +110,11 @@ impl Change<'_> {
                 let trigger = trigger.to_ascii_uppercase();
                 if ["ONBUILD", "FROM", "MAINTAINER"].contains(&&*trigger) {
                     return Err(format!("{trigger} can't be for builds upon the image"));
+                }
+                if has_heredoc(rest) {
+                    return Err(
+                        "the lines of a here-document (<<) can't be kept in an image".to_owned(),
+                    );
                 }
                 self.docker.on_build.push(rest.to_owned());
             }
@@ -146,8 +152,11 @@ impl Change<'_> {
             }
             "VOLUME" => {
                 let mut volumes = config.volumes().clone().unwrap_or_default();
-                let new = command_words(rest)
+                let new = command_words(rest)?
                     .unwrap_or_else(|| rest.split_whitespace().map(str::to_owned).collect());
+                if new.is_empty() {
+                    return Err(NOTHING.to_owned());
+                }
                 for word in new {
                     let path = expand(&word, &self.env())?;
                     if path.trim().is_empty() {
@@ -165,8 +174,7 @@ impl Change<'_> {
             }
             "STOPSIGNAL" => {
                 let signal = expand(rest, &self.env())?;
-                let is_of_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-');
-                if signal.is_empty() || !signal.chars().all(is_of_name) {
+                if micabox::signal_number(&signal).is_none() {
                     return Err("expected a signal's name or number".to_owned());
                 }
                 self.config.set_stop_signal(Some(signal));
@@ -193,21 +201,55 @@ impl Change<'_> {
     }
 
     /// Parses a command: a JSON list of words, or a line for the shell.
-    fn command(&self, text: &str) -> Vec<String> {
-        command_words(text).unwrap_or_else(|| {
+    fn command(&self, text: &str) -> Result<Vec<String>, String> {
+        Ok(command_words(text)?.unwrap_or_else(|| {
             let mut words = match &self.docker.shell {
                 Some(shell) => shell.clone(),
                 None => SHELL.map(str::to_owned).to_vec(),
             };
             words.push(text.to_owned());
             words
-        })
+        }))
     }
 }
 
 /// Parses a JSON list of words; `None` for anything else, which is a line.
-pub fn command_words(text: &str) -> Option<Vec<String>> {
-    serde_json::from_str(text).ok()
+///
+/// # Errors
+/// A list of something else than words, as in Docker; and a list with text behind it, which Docker
+/// ignores: `[ "$X" ] && y` is begun like a list, and meant as a line.
+pub fn command_words(text: &str) -> Result<Option<Vec<String>>, String> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let Some(Ok(Value::Array(list))) = values.next() else {
+        return Ok(None);
+    };
+    let rest = text.get(values.byte_offset()..).unwrap_or_default().trim();
+    if !rest.is_empty() {
+        return Err(format!(
+            "it begins with a list, and `{rest}` is behind it: write it as a list, or begin the line otherwise"
+        ));
+    }
+    let word = |value| match value {
+        Value::String(word) => Ok(word),
+        other => Err(format!("`{other}` in the list is not a string")),
+    };
+    list.into_iter()
+        .map(word)
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+/// Returns whether a line is followed by lines of a here-document: `RUN <<EOF`.
+fn has_heredoc(line: &str) -> bool {
+    let mut words = line.split_whitespace();
+    let is_word = |c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '"' | '\'');
+    words.any(|word| {
+        let behind = word.trim_start_matches(|c: char| c.is_ascii_digit());
+        let behind = behind
+            .strip_prefix("<<")
+            .map(|rest| rest.strip_prefix('-').unwrap_or(rest));
+        behind.is_some_and(|name| name.starts_with(is_word))
+    })
 }
 
 /// Parses names and values: `NAME=VALUE ...`, or the old `NAME VALUE`, whose value is the rest of
@@ -379,6 +421,14 @@ mod tests {
             "EXPOSE 9-8",
             "EXPOSE 1-70000",
             "VOLUME [\"\"]",
+            "VOLUME []",
+            "CMD [\"a\", 1]",
+            "ENTRYPOINT [\"a\", [\"b\"]]",
+            "CMD [ \"$X\" ] && exec x",
+            "HEALTHCHECK CMD [null]",
+            "STOPSIGNAL SIGBOGUS",
+            "ONBUILD RUN <<EOF\ntrue\nEOF",
+            "ONBUILD COPY <<-'END' /x",
             "STOPSIGNAL a b",
             "SHELL /bin/sh",
             "HEALTHCHECK true",
@@ -389,7 +439,17 @@ mod tests {
             let mut docker = DockerConfig::default();
             let error = apply(&mut Config::default(), &mut docker, &[text.to_owned()]);
             let error = error.unwrap_err();
-            assert!(error.contains(&format!("{text:?}")), "{error}");
+            let line = text.lines().next().unwrap_or_default();
+            assert!(error.contains(&format!("{line:?}")), "{error}");
         }
+    }
+
+    #[test]
+    fn what_only_looks_like_a_list_is_a_line() {
+        for line in ["[ -f x ] && y", "[\"a\"", "\"a\"", "7", "<<EOF", "a <<< b"] {
+            let config = applied(&[&format!("CMD {line}")]);
+            assert_eq!(*config.cmd(), strings(&["/bin/sh", "-c", line]), "{line}");
+        }
+        assert_eq!(*applied(&["CMD []"]).cmd(), strings(&[]));
     }
 }

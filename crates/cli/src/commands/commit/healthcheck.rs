@@ -36,7 +36,7 @@ pub fn parse(text: &str) -> Result<Value, String> {
     let test = match (kind.to_ascii_uppercase().as_str(), rest) {
         ("NONE", "") if check.is_empty() => vec!["NONE".to_owned()],
         ("CMD", "") => return Err("CMD needs a command".to_owned()),
-        ("CMD", line) => match command_words(line) {
+        ("CMD", line) => match command_words(line)? {
             Some(words) => [vec!["CMD".to_owned()], words].concat(),
             None => vec!["CMD-SHELL".to_owned(), line.to_owned()],
         },

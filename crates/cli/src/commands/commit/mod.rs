@@ -37,6 +37,10 @@ pub struct Args {
     #[arg(short, long)]
     message: Option<String>,
 
+    /// Accepted as with Docker: a sandbox is paused for as short as it takes
+    #[arg(short, long, hide = true)]
+    pause: bool,
+
     /// Name or ID; or the directory that a tree is mounted on
     #[arg(value_name = "SANDBOX|MOUNTPOINT")]
     sandbox: String,

@@ -42,6 +42,10 @@ pub struct Args {
     #[arg(short = 'L', long)]
     follow_link: bool,
 
+    /// Accepted as with Docker: nothing is shown while it copies
+    #[arg(short, long, hide = true)]
+    quiet: bool,
+
     /// The source; - unpacks an archive from stdin, which may be compressed with gzip or zstd
     #[arg(value_name = "FROM")]
     from: String,

@@ -32,12 +32,26 @@ pub fn image(image: &Image, names: &[String], config: &Value) -> Value {
         "Variant": config["variant"].as_str().unwrap_or_default(),
         "Os": config["os"],
         "Size": bytes,
-        "Config": config["config"],
+        "Config": run(&config["config"]),
         "RootFS": {
             "Type": "layers",
             "Layers": layers.map(|layer| layer.diff_id.to_string()).collect::<Vec<_>>(),
         },
     })
+}
+
+/// Returns what a container of an image runs, with all the fields that Docker has.
+fn run(config: &Value) -> Value {
+    let mut all = json!({
+        "User": "", "ExposedPorts": null, "Env": [], "Entrypoint": null, "Cmd": null, "Volumes": null,
+        "WorkingDir": "", "Labels": null, "StopSignal": "", "OnBuild": null, "Healthcheck": null, "Shell": null,
+        "Hostname": "", "Domainname": "", "Image": "", "Tty": false, "OpenStdin": false, "StdinOnce": false,
+        "AttachStdin": false, "AttachStdout": false, "AttachStderr": false,
+    });
+    if let (Some(all), Some(config)) = (all.as_object_mut(), config.as_object()) {
+        all.extend(config.clone());
+    }
+    all
 }
 
 /// Returns a name without its tag or digest.
@@ -77,6 +91,7 @@ pub fn sandbox(record: &Record) -> Value {
         "Image": digest,
         "Driver": "erofs",
         "Platform": "linux",
+        "RestartCount": 0,
         "Mounts": mounts(&record.setup),
         "Config": {
             "Image": image,
@@ -94,8 +109,10 @@ pub fn sandbox(record: &Record) -> Value {
             "Memory": u64::from(record.memory_mib) << 20,
             "NanoCpus": u64::from(record.cpu_quota.unwrap_or(u32::from(record.cpus) * 1000)) * 1_000_000,
             "PortBindings": ports,
+            "Privileged": false,
+            "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         },
-        "NetworkSettings": {"Ports": ports},
+        "NetworkSettings": {"IPAddress": "", "Networks": {}, "Ports": ports},
     })
 }
 

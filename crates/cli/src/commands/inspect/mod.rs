@@ -73,7 +73,7 @@ pub fn execute(args: &Args) -> Outcome {
     match format {
         Some(format) => {
             for document in &all {
-                write_stdout(format.render(document)?.as_bytes())?;
+                write_stdout(format.render_strictly(document)?.as_bytes())?;
             }
         }
         None => print_json(&all)?,

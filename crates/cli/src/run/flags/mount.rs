@@ -180,7 +180,7 @@ pub fn tmpfs(text: &str) -> Result<Mount, String> {
 /// Parses a value of `--mount`: `key=value` pairs with commas between.
 pub fn mount(text: &str) -> Result<MountFlag, String> {
     let fields = fields(text)?;
-    let (mut kind, mut target, mut source) = ("volume", None, None);
+    let (mut kind, mut target, mut source) = ("volume".to_owned(), None, None);
     let (mut read_only, mut tmpfs) = (false, Tmpfs::default());
     let (mut is_new_empty, mut subpath) = (false, None);
     let (mut is_cached, mut is_alone) = (false, false);
@@ -204,7 +204,7 @@ pub fn mount(text: &str) -> Result<MountFlag, String> {
         }
         match key.as_str() {
             "readonly" | "ro" => read_only = flag()?,
-            "type" => kind = value,
+            "type" => kind = value.to_ascii_lowercase(),
             "target" | "dst" | "destination" => target = Some(value),
             "source" | "src" => source = Some(value),
             "consistency" => match value {
@@ -237,6 +237,7 @@ pub fn mount(text: &str) -> Result<MountFlag, String> {
                 .map(|(kind, _)| (kind.to_owned(), key.clone())),
         );
     }
+    let kind = kind.as_str();
     if !["bind", "volume", "tmpfs", "image"].contains(&kind) {
         return Err(format!(
             "`type={kind}`: expected bind, volume, tmpfs or image"
@@ -553,7 +554,7 @@ mod tests {
             };
             assert_eq!(mount, wanted);
         }
-        let MountFlag::Mount(long) = mount("type=bind,src=a,dst=/b,ro").unwrap() else {
+        let MountFlag::Mount(long) = mount("Type=Bind,src=a,dst=/b,ro").unwrap() else {
             panic!("unavailable");
         };
         assert_eq!(long, Mount::bind(inside("a"), "/b").read_only());

@@ -142,17 +142,65 @@ fn what_is_damaged_or_lost_under_a_name_is_an_error_beside_an_image() {
     let manifest = blob(&other.digest());
     let damaged = [other.manifest.clone(), vec![b' ']].concat();
     let directory = tempfile::tempdir().unwrap();
+    let layer = blob(&other.layers[0].digest());
+    let reversed = [entries[1].clone(), entries[0].clone()];
+    let reversed = layout(&reversed, &[&image, &other]);
     for (bundle, part) in [
         (whole.clone().with(&manifest, damaged), "is damaged"),
         (whole.clone().without(&manifest), "is missing"),
+        (reversed.clone().without(&manifest), "is missing"),
+        (whole.clone().without(&layer), "is missing"),
+        (reversed.clone().without(&layer), "is missing"),
+        (
+            reversed.with(&layer, "other bytes"),
+            "bytes long instead of",
+        ),
     ] {
-        let message = Loader::new().refusal(&bundle.write_archive(directory.path()));
+        let loader = Loader::new();
+        let path = bundle.write_archive(directory.path());
+        let message = loader.try_load(&path, None).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
+        // The neighbour is whole, wherever it stands.
+        assert!(loader.store.image("x:1").is_ok(), "{message}");
+        assert!(loader.notices().contains("loaded x:1"), "{message}");
+        assert!(loader.store.image("other:1").is_err(), "{message}");
     }
+    let path = whole.without(&layer).write_archive(directory.path());
+    let named = Loader::new().try_load(&path, Some("mine:1"));
+    assert!(named.is_err(), "one name for two images");
     // What has no name may be left behind where the rest was copied.
     let sparse = layout(&[entries[0].clone(), other.entry(None)], &[&image]);
     let notices = assert_loads(&sparse, &image);
     assert!(notices.contains("is missing"), "{notices}");
+    let sparse = layout(&[entries[0].clone(), other.entry(None)], &[&image, &other]);
+    let notices = assert_loads(&sparse.without(&layer), &image);
+    assert!(notices.contains("is missing"), "{notices}");
+}
+
+#[test]
+fn items_of_a_docker_archive_are_read_each_by_itself_and_so_are_their_names() {
+    let image = TestImage::new(vec![plain_layer("a")]);
+    let bundle = docker_save(&[(&image, &["x:1", "<none>:<none>", "NO NAME"])]);
+    let item = String::from_utf8(bundle.bytes("manifest.json")).unwrap();
+    let notices = assert_loads(&bundle, &image);
+    assert_eq!(notices.lines().count(), 1, "{notices}");
+    assert!(
+        notices.contains("left out a name of it: `NO NAME`"),
+        "{notices}"
+    );
+    let item = item.trim_matches(['[', ']']);
+    for list in [format!("[7, {item}]"), format!("[{item}, null]")] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = bundle.clone().with("manifest.json", list);
+        let loader = Loader::new();
+        let path = path.write_archive(directory.path());
+        let message = loader.try_load(&path, None).unwrap_err().to_string();
+        assert!(
+            message.contains("`manifest.json` in it is malformed"),
+            "{message}"
+        );
+        assert!(loader.store.image("x:1").is_ok());
+    }
 }
 
 #[test]
