@@ -5,7 +5,7 @@
 # The lock file is part of the source: nothing here may change it.
 export CARGOFLAGS ?= --locked
 
-.PHONY: help setup guest mica image wheel npm release demo check test test-kvm lint bench clean
+.PHONY: help setup guest mica image wheel npm release demo check test test-kvm lint docs bench clean
 
 help:
 	@echo 'make demo    set up this machine, build everything, run a command in a VM'
@@ -22,6 +22,7 @@ help:
 	@echo 'make wheel   pack the Python SDK with mica and the guest into dist'
 	@echo 'make npm     pack the SDK for TypeScript, and mica and the guest for it, into dist'
 	@echo 'make release all packages, with checksums and an SBOM, into dist'
+	@echo 'make docs    the site: all pages and references, in target/site/html; dead links fail'
 	@echo 'make bench   every benchmark; half an hour and more, as root'
 	@echo 'make clean   remove target; the kernel and the image stay cached'
 
@@ -56,6 +57,9 @@ test-kvm: setup
 
 lint:
 	@scripts/lint
+
+docs: setup
+	@scripts/docs
 
 bench: mica guest image
 	@scripts/setup --bench

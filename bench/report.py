@@ -6,11 +6,13 @@ Text outside the `<!-- NAME -->` … `<!-- /NAME -->` markers is left as it is.
 """
 
 import re
+import textwrap
 from collections.abc import Callable
 
 from bench import measure, report_images, report_sandboxes, report_trees
 from bench.table import MIB, met, source, table
 
+WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
 README = measure.REPOSITORY / "bench" / "README.md"
 
 
@@ -327,13 +329,22 @@ TABLES = {
 }
 
 
+def wrapped(body: str) -> str:
+    """The body with lines of prose as long as `scripts/prose` allows; rows of tables stay."""
+
+    def fill(line: str) -> str:
+        return line if line.startswith(("|", "!")) else textwrap.fill(line, 118, **WHOLE_WORDS)
+
+    return "\n".join(map(fill, body.split("\n")))
+
+
 def write() -> None:
     """Fills the README's tables with what was measured; keeps those that were not."""
     text = README.read_text()
     for name, make in TABLES.items():
         result = measure.load(name)
         if result:
-            body = f"<!-- {name} -->\n\n{make(result)}\n\n<!-- /{name} -->"
+            body = f"<!-- {name} -->\n\n{wrapped(make(result))}\n\n<!-- /{name} -->"
             pattern = rf"<!-- {name} -->.*?<!-- /{name} -->"
             text = re.sub(pattern, lambda _, body=body: body, text, flags=re.DOTALL)
     README.write_text(text)

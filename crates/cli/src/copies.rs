@@ -8,8 +8,8 @@ use micabox::{Builder, EphemeralSnapshot, ExecOptions, Sandbox, SavedMachine, St
 use crate::failure::Failure;
 use crate::run::shell_words;
 
-/// Makes copies of a machine, as many at a time as there are processors, until one fails. Each is set up
-/// by `set_up`, which is told its number, from 0 on, and handed to `then` once its machine runs. Returns what `then` made of those that run,
+/// Makes copies of a machine, as many at a time as there are processors, until one fails. Calls
+/// `set_up(builder, index)` for each copy, and `then(result)` when it runs. Returns what `then` made of those that run,
 /// and the first failure.
 pub fn make<T: Send>(
     moment: &EphemeralSnapshot,

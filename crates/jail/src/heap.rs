@@ -1,5 +1,5 @@
-//! glibc's allocator, which keeps more than a worker or a server of many files may, and reads files of the
-//! host's when it gives memory back.
+//! Tunes glibc's malloc for jailed processes: it must retain little, and must not open
+//! `/proc/sys/vm/overcommit_memory` later, when the filter forbids it.
 
 /// Prepares the allocator for a filter that allows opening no file. The first time that a thread's arena
 /// gives memory back, glibc asks `/proc/sys/vm/overcommit_memory` how to: here, and not when a server has

@@ -46,7 +46,7 @@ pub enum Error {
     #[error("{0}")]
     Plan(#[from] crate::plan::PlanError),
     /// The guest's kernel or agent is not installed.
-    #[error("no guest {name} in {}", list(searched))]
+    #[error("guest file {name} not found in {}", list(searched))]
     NoGuest {
         /// `vmlinux` or `initrd.cpio`.
         name: &'static str,
@@ -60,7 +60,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// Another process keeps such machines ready.
-    #[error("another pool keeps such machines ready")]
+    #[error("a pool for this configuration is already running")]
     PoolExists,
     /// Such sandboxes don't start from a template that can be saved, or need more than a ready
     /// machine.
@@ -88,7 +88,7 @@ pub enum Error {
     #[error("the sandbox did not start: {0}")]
     ImageNotMounted(#[source] Lost),
     /// The start was cancelled.
-    #[error("the start was given up")]
+    #[error("start cancelled")]
     Cancelled,
     /// The sandbox ended while a client used it.
     #[error("the sandbox ended: {0}")]
@@ -242,7 +242,7 @@ pub enum Error {
     #[error("{0} can't be trimmed")]
     NotTrimmed(&'static str),
     /// The operation is not possible on a root disk that is written to.
-    #[error("{0} needs a root that is not written to")]
+    #[error("{0} needs a read-only root disk")]
     NotInPlace(&'static str),
     /// Changes in place were requested without a root disk that is written to.
     #[error("changes in place need a root disk that is opened for writing")]

@@ -44,8 +44,7 @@ pub enum MountSource {
         tag: String,
         /// The name of the share's only entry, if that file is mounted in place of the folder.
         file: Option<String>,
-        /// The user (`docker run --user`) to whom files belong of which nothing else is recorded:
-        /// the one that commands run as.
+        /// Default owner of files with no recorded owner: the user that commands run as (`docker run --user`).
         user: String,
     },
     /// A device that every sandbox has, such as `/dev/null`, in place of a file.

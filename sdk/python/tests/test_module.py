@@ -17,10 +17,12 @@ class ModuleTest(unittest.TestCase):
         project = (REPOSITORY / "sdk" / "python" / "pyproject.toml").read_text()
         self.assertIn(f'\nversion = "{micabox.__version__}"\n', project)
 
-    def test_help_lists_every_option_with_its_type(self) -> None:
+    def test_help_lists_every_option_with_its_type_meaning_and_default(self) -> None:
         for create in (Sandbox.create, AsyncSandbox.create):
             for name in Options.__annotations__:
-                self.assertIn(f"\n    {name}: ", create.__doc__ or "")
+                self.assertRegex(
+                    create.__doc__ or "", f"\n    {name}: .+\n        .+ Default: .+\n"
+                )
             self.assertIn("    net: Literal['user', 'none']\n", create.__doc__ or "")
 
     def test_a_user_without_a_home_is_told_what_to_do(self) -> None:

@@ -2,7 +2,9 @@
 
 /** Anything that mica, the owner of a sandbox or a guest refused or failed to do. */
 export class SandboxError extends Error {
+  /** The protocol's word for what went wrong. */
   readonly kind: string | undefined;
+  /** The next step, where one is known. */
   readonly hint: string | undefined;
 
   constructor(message: string, options: { kind?: string; hint?: string; cause?: unknown } = {}) {
@@ -48,6 +50,7 @@ export class ProtocolError extends SandboxError {}
 
 /** A command of mica itself failed; the message is what it said. */
 export class MicaError extends SandboxError {
+  /** mica's exit code. */
   readonly exitCode: number;
 
   constructor(message: string, exitCode: number, hint?: string) {
@@ -83,6 +86,7 @@ export class FileError extends SandboxError {
 
 /** The file is not there. Of {@link NotFoundError}, as in E2B; `errno` is 2. */
 export class FileNotFoundError extends NotFoundError {
+  /** ENOENT. */
   readonly errno = 2;
 }
 /** The file is there already. */

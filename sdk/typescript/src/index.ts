@@ -11,7 +11,7 @@ export type { Pty, PtyConnectOptions, PtyCreateOptions, PtySize } from "./comman
 export type { Output } from "./protocol/call.js";
 export type { Filesystem, FilesystemOptions, WatchOptions, WriteEntry, WriteOptions } from "./files/files.js";
 export { FileType, type EntryInfo, type WriteInfo } from "./files/entry.js";
-export { FilesystemEventType, type FilesystemEvent, type WatchHandle } from "./files/watch.js";
+export { FilesystemEventType, type FilesystemEvent, type OnEvent, type WatchHandle } from "./files/watch.js";
 export type { Data } from "./data.js";
 export { images, type ImageInfo, type PullOptions, type TransferOptions } from "./store/images.js";
 export type { LayerProgress, OnProgress, PullProgress } from "./store/progress.js";

@@ -55,7 +55,7 @@ fn create(args: &run::Args) -> Outcome {
     .prepare()?;
     let Some(create) = prepared.create_stopped else {
         return Err(
-            Failure::new("a snapshot with a machine's memory runs at once")
+            Failure::new("can't create without starting: the snapshot includes memory")
                 .hint("use `mica run -d --from SNAPSHOT`"),
         );
     };

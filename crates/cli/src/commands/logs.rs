@@ -65,9 +65,8 @@ pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     let Some(mut log) = sandboxes.get(&args.sandbox)?.log()? else {
         let message = format!("sandbox {} has no log", args.sandbox);
-        return Err(
-            Failure::new(message).hint("only of `mica run -d` and `mica start` there is one")
-        );
+        return Err(Failure::new(message)
+            .hint("logs are kept for sandboxes started with `mica run -d` or `mica start`"));
     };
     match show(args, &mut log) {
         Ok(()) => Ok(0),

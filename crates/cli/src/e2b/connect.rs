@@ -242,7 +242,7 @@ pub fn relay(
     stream(body)
 }
 
-/// Answers a call that there is not.
+/// Replies "unimplemented" to an unknown method.
 pub fn unknown(path: &str) -> Answer {
     let problem = Problem::unsupported(format!("there is no call {path}"));
     Ok(reply::<Value>(Err(problem)))

@@ -1,8 +1,8 @@
 //! When a sandbox's time is over. Its owner keeps that, as the most that it may live, and ends it then. It measures
 //! the time itself, so no step of this machine's wall clock ends a sandbox early or late.
 //!
-//! A sandbox that is to be paused at its deadline is told a life that is longer by [`SPARE`]: so a server that
-//! is started later still knows the deadline, and nothing is lost while there is no server.
+//! For a sandbox to pause at its deadline, the longest life that its owner is told is the deadline plus [`SPARE`]. So a
+//! server that is started later can still pause it, and nothing is lost while there is no server.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -94,7 +94,7 @@ pub fn all(sandboxes: &Sandboxes) -> Result<Vec<Served>, Problem> {
 }
 
 impl Server {
-    /// Finds a sandbox for a request to itself, and resumes it if it is paused and that is wished.
+    /// Finds a sandbox for a request to itself, and resumes it if it is paused and has auto-resume.
     pub async fn awake(&self, id: &str) -> Result<Served, Problem> {
         let (all, id) = (self.sandboxes.clone(), id.to_owned());
         let served = blocking(move || find(&all, &id).map_err(|_| Problem::no_sandbox())).await?;

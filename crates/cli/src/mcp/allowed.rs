@@ -60,7 +60,7 @@ impl Allowed {
             Taken::Path(what) if !self.allow_host_paths => {
                 let what = format!("`{option}` takes {what} from this machine");
                 Err(refused(&what, "--allow-host-paths")
-                    .hint("volumes have names, and write_file writes files in a sandbox"))
+                    .hint("use a named volume, or copy files in with write_file"))
             }
             Taken::Kernel if !self.allow_host_backend => {
                 let what = match option {

@@ -56,8 +56,10 @@ pub fn execute(args: &Args) -> Outcome {
         return server::become_it();
     }
     if output::stdout_is_terminal() {
-        return Err(Failure::new("stdout is a terminal, and no program's")
-            .hint("`mica run` and all other commands are for people"));
+        return Err(Failure::new(
+            "`mica serve` speaks JSON to a program, and stdout is a terminal",
+        )
+        .hint("start it from an SDK, or use `mica run`"));
     }
     micabox::fork_processes();
     // A terminal's Ctrl-C is the program's, which decides what ends.

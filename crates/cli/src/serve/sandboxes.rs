@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::run::{Begin, Preparation, Pulls};
 use crate::{copies, log};
 
-/// Makes a sandbox that runs no command but those of the machine that it is a copy of. `progress` is told
+/// Creates a sandbox without a first command. A restored one keeps the commands it was saved with. `progress` is told
 /// of pulls.
 pub fn create(
     wanted: &Wanted,

@@ -39,7 +39,7 @@ fn run(home: &Home, flags: &[&str]) -> Finished {
     Finished::of(mica)
 }
 
-const GUEST: &str = "no guest vmlinux";
+const GUEST: &str = "guest file vmlinux not found";
 
 #[test]
 fn an_imported_snapshot_opens_no_file_that_the_user_did_not_name() {

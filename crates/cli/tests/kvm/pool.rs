@@ -63,7 +63,7 @@ fn a_sandbox_gets_a_ready_machine_and_outlives_the_pool() {
     let second = home.output(&[&["pool"], &MACHINE[..], &["box"]].concat());
     assert_eq!(second.code(), 125);
     assert!(
-        second.stderr().contains("another pool"),
+        second.stderr().contains("a pool for this configuration"),
         "{}",
         second.stderr()
     );

@@ -33,8 +33,8 @@ const LEFT: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::DAC_READ_SEARCH)
     .union(CapabilitySet::FOWNER);
 
-/// What is left where all extended attributes are to be read: only who has this sees `trusted.*`. The
-/// filter permits none of the calls that it is for otherwise.
+/// Capabilities kept to read `trusted.*` attributes, which needs `CAP_SYS_ADMIN`. The filter permits none of the other
+/// calls that this capability is for.
 const LEFT_TO_READ_ALL: CapabilitySet = LEFT.union(CapabilitySet::SYS_ADMIN);
 
 /// Puts the calling process, which must have one thread only, into a jail whose root is `folder`; or,

@@ -268,7 +268,7 @@ fn greet(
     owner::send(connection, &Hello(place), files)
 }
 
-/// Names an image's tree of this user's, beside another one's.
+/// A key for an image's tree: this user, the user namespace to share (that of `beside`, if any), the image.
 fn id(image: &Image, beside: Option<&Held>) -> io::Result<String> {
     let mut hash = Sha256::new();
     hash.update(geteuid().as_raw().to_le_bytes());

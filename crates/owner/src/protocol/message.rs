@@ -392,7 +392,7 @@ pub enum Reply {
     },
     /// The sandbox is over. To the creator, without a request, as the last message.
     Ended {
-        /// Its exit code, if a command had its lifetime.
+        /// The exit code of the first command, if the sandbox's life was bound to one.
         code: Option<u8>,
         /// What went wrong at the end, if anything.
         failure: Option<Failure>,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, TypedDict, TypeVar, cast
 
 from micabox import arguments
@@ -11,79 +13,148 @@ from micabox.model.sandbox import OptionValue
 
 
 class Options(TypedDict, total=False):
-    """Options of `mica run`."""
+    """Options of `mica run`, by their long names.
+
+    Sizes are in bytes, or have a unit: `k`, `m`, `g` or `t`. Times are in seconds, or have one: `s`, `m`, `h` or `d`.
+    """
 
     name: str
+    """Name of the sandbox. Default: two random words."""
     memory: str
-    """Memory of the machine: `512m`, `2g`."""
+    """Memory of the machine, in bytes or with `k`, `m`, `g` or `t`: `512m`, `2g`. Default: `1g`."""
     cpus: float | str
+    """Processors of the machine; a fraction limits its processor time. Default: up to 4 with KVM, 1 when emulated."""
     env: Mapping[str, str]
+    """Variables of all commands, by name. Default: the image's."""
     env_file: Sequence[str]
+    """Files on this machine with variables, one a line. Default: none."""
     label: Mapping[str, str]
+    """Labels, by name, for `Sandbox.list` and `mica ps --filter`. Default: none."""
     label_file: Sequence[str]
+    """Files on this machine with labels, one a line. Default: none."""
     workdir: str
+    """Working directory of commands, absolute, made if missing. Default: the image's, or `/`."""
     user: str
+    """User of commands, by name or ID, with `:GROUP` if wanted. Default: the image's, or root."""
     group_add: Sequence[str]
+    """Further groups of commands, by name or ID. Default: those of the user in the image."""
     hostname: str
+    """Host name inside. Default: the sandbox's ID."""
     rm: bool
-    """Whether the sandbox is forgotten when it ends; True unless it is given."""
+    """Whether the sandbox is forgotten when it ends; False keeps its record and disk. Default: True."""
     upper: str
-    """Where changes go: `tmpfs`, `disk`, `disk:20g`, or `folder:DIR`."""
+    """Where changes go: `tmpfs`, `disk`, `disk:20g` or `folder:DIR`. Default: `tmpfs`, gone with the sandbox."""
     root_disk: str
+    """A file with an ext4 or EROFS filesystem in place of an image; with `:rw` changes go into it. Default: none."""
     snapshot: str
-    """The name of a snapshot, in place of an image."""
+    """The name of a snapshot in place of an image. Default: none."""
     volume: Sequence[str]
-    """`HOST:PATH`, `HOST:PATH:ro`, or `NAME:PATH` for a volume."""
+    """Folders and volumes: `HOST:PATH`, `NAME:PATH` for a volume; `:ro` or `:cached` may follow. Default: none."""
     mount: Sequence[str]
+    """Mounts as `docker run --mount` has them: `type=image,source=tools,target=/opt`. Default: none."""
     tmpfs: Sequence[str]
+    """Filesystems in memory: `PATH` or `PATH:size=64m,mode=1777`. Default: none."""
     read_only: bool
+    """Whether the root is read-only. Default: False."""
     remove: Sequence[str]
+    """Paths that are removed from the root before the start. Default: none."""
     mkdir: Sequence[str]
+    """Directories that are made in the root before the start. Default: none."""
     patch: Sequence[str]
+    """Files of this machine that are copied into the root before the start: `FILE:PATH`. Default: none."""
     patch_tar: Sequence[str]
+    """Uncompressed archives that are unpacked at the root before the start. Default: none."""
     symlink: Sequence[str]
+    """Symbolic links that are made in the root before the start: `TARGET:PATH`. Default: none."""
     trim: Sequence[str]
+    """What the root leaves out: paths, or the words `docs`, `man`, `locales` and `caches`. Default: nothing."""
     net: Literal["user", "none"]
+    """The network: `user` reaches what this machine reaches, but not the machine itself. Default: `user`."""
     net_allow: Sequence[str]
+    """The only addresses and names that can be reached: `10.0.0.0/8`, `*.example.com:443`. Default: all."""
     net_deny: Sequence[str]
+    """Addresses and names that can't be reached, even if they are allowed. Default: none."""
     net_rate: str
+    """Limit of the network's traffic, in bytes a second: `10m`, `in=10m,out=1m`. Default: no limit."""
     dns: Sequence[str]
+    """Addresses of resolvers: `IP` or `IP:PORT`. Default: this machine's."""
     publish: Sequence[str]
-    """`HOST:GUEST`, `IP:HOST:GUEST`."""
+    """Ports of this machine that lead in: `HOST:GUEST`, `IP:HOST:GUEST`, `GUEST/udp`. Default: none."""
     vsock: str
+    """Path of a Unix socket for the sandbox's AF_VSOCK, as Firecracker has it; needs KVM. Default: none."""
     idle_timeout: str
+    """Time after which a sandbox without commands and clients is stopped: `90s`, `10m`, `2h`. Default: no limit."""
     max_life: str
+    """Time after which it is stopped, whatever runs: `90s`, `10m`, `2h`. Default: no limit. `timeout` is the same."""
     ulimit: Sequence[str]
+    """Limits of each process: `NAME=SOFT:HARD`, as in `nofile=1024:4096`; -1 is no limit. Default: `nofile=1024:524288`."""
     cap_add: Sequence[str]
+    """Capabilities beside the usual ones, or that `cap_drop=["ALL"]` leaves. Default: none."""
     cap_drop: Sequence[str]
+    """Capabilities that root and all programs lose. Default: none in a machine; Docker's with `backend="host"`."""
     pids_limit: int
+    """The most processes and threads of all commands together; 0 or -1 is no limit. Default: no limit."""
     shm_size: str
+    """Size of `/dev/shm`, in bytes or with `k`, `m` or `g`. Default: `64m`."""
     disk_rate: str
+    """Limit of each disk, in bytes and requests a second: `50m`, `read=50m,write=20m,iops=1000`. Default: no limit."""
     require_limits: bool
+    """Whether it must not start without a control group that limits its process. Default: False."""
     nested_virtualization: bool
+    """Whether programs inside may use KVM. Default: False."""
     backend: Literal["auto", "kvm", "qemu", "host"]
+    """What runs it: our monitor, QEMU, or a container on this machine's kernel. Default: `auto`, never `host`."""
     transport: Literal["auto", "pmem", "blk"]
+    """How the image's bytes reach the machine: mapped memory or a disk. Default: `auto`, what boots faster."""
     root: Literal["merged", "stacked"]
+    """Whether the layers are one filesystem or one each. Default: `merged`."""
     pull: Literal["always", "missing", "never"]
+    """When the registry is asked. Default: `missing`, or what the settings say."""
     platform: str
+    """Platform of the image: `linux/amd64`. Default: this machine's."""
     init: bool
+    """Whether process 1 is an init that reaps orphans. Default: True."""
     cold: bool
+    """Whether the machine boots although a warm template is there; needs KVM. Default: False."""
     stop_signal: str
+    """Signal that asks the sandbox's first command to end. Default: the image's, or `TERM`."""
 
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
+def _written() -> dict[str, str]:
+    """What is written below each option, which Python does not keep; empty without this file."""
+    try:
+        module = ast.parse(Path(__file__).read_bytes())
+    except OSError:
+        return {}
+    [options] = (part for part in module.body if isinstance(part, ast.ClassDef))
+    written: dict[str, str] = {}
+    for option, below in zip(options.body, options.body[1:], strict=False):
+        match option, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(text))
+            ):
+                written[name] = text
+            case _:
+                pass
+    return written
+
+
+_WRITTEN = _written()
+
+
 def documented(function: _Function) -> _Function:
-    """Adds the options to a function's documentation."""
-    options = Options.__annotations__.items()
-    lines = "\n".join(
-        f"    {name}: {getattr(kind, '__forward_arg__', kind)}" for name, kind in options
-    )
+    """Adds the options to a function's documentation, each with its type, unit and default."""
+    lines: list[str] = []
+    for name, kind in Options.__annotations__.items():
+        lines.append(f"    {name}: {getattr(kind, '__forward_arg__', kind)}")
+        if name in _WRITTEN:
+            lines.append(f"        {_WRITTEN[name]}")
     said = inspect.cleandoc(function.__doc__ or "")
-    function.__doc__ = (
-        f"{said}\n\nOptions, by the names that `mica run --help` explains:\n\n{lines}\n"
-    )
+    listed = "\n".join(lines)
+    function.__doc__ = f"{said}\n\nOptions are those of `mica run`:\n\n{listed}\n"
     return function
 
 

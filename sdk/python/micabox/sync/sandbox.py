@@ -50,8 +50,8 @@ class Sandbox:
     ) -> Self:
         """Makes a sandbox from an image, which is pulled if it isn't here.
 
-        It ends after `timeout` seconds, if given. `on_progress` is told how far the pull is. All options of
-        `mica run` can be given by name.
+        It ends after `timeout` seconds, if given; there is no limit otherwise. `envs` and `metadata` are E2B's names
+        for `env` and `label`. `on_progress` is told how far the pull is.
         """
         given = of_arguments(options, timeout=timeout, envs=envs, metadata=metadata)
         made = core.Sandbox.create(BlockingIo(), image, given, on_progress)

@@ -12,6 +12,7 @@ import { CommandExitError, CommandHandle, type CommandResult, type HandleOptions
 import { Process } from "./process.js";
 import { Running } from "./running.js";
 
+/** How a command is started. */
 export interface CommandStartOptions extends ExecOptions, HandleOptions {
   /** Returns a handle of the command, once it runs, in place of its result. */
   background?: boolean;
@@ -23,9 +24,11 @@ export interface CommandStartOptions extends ExecOptions, HandleOptions {
 
 /** A process in a sandbox. */
 export interface ProcessInfo {
+  /** Its process ID in the sandbox. */
   pid: number;
   /** The parent's process ID. */
   parent: number;
+  /** Its user ID in the sandbox. */
   uid: number;
   /** The kernel's letter: `R`, `S`, `Z` and so on. */
   state: string;
@@ -46,6 +49,7 @@ const TICKS = 100;
 /** Milliseconds until a process that was sent SIGKILL is gone. */
 const KILL_TIMEOUT = 1000;
 
+/** Commands of a sandbox. */
 export class Commands {
   readonly #owner: Owner;
   readonly #defaults: Defaults;

@@ -8,6 +8,7 @@ import type { SandboxRecord } from "../sandbox/record.js";
 /** Milliseconds between the stop signal and SIGKILL, when a command's time is over. */
 export const GRACE = 2000;
 
+/** As what a command runs. */
 export interface ExecOptions {
   /** Working directory, from the sandbox's; it must be there. */
   cwd?: string;

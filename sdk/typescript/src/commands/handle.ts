@@ -17,14 +17,18 @@ import { decoder, Text } from "./text.js";
 export interface CommandResult {
   /** 128 and the signal, if one ended it. */
   exitCode: number;
+  /** What it wrote to stdout, as UTF-8; U+FFFD for what is not. */
   stdout: string;
+  /** What it wrote to stderr, as UTF-8; U+FFFD for what is not. */
   stderr: string;
 }
 
 /** A command ended with another exit code than 0. */
 export class CommandExitError extends SandboxError implements CommandResult {
   readonly exitCode: number;
+  /** What it wrote to stdout. */
   readonly stdout: string;
+  /** What it wrote to stderr. */
   readonly stderr: string;
 
   constructor({ exitCode, stdout, stderr }: CommandResult) {
@@ -35,9 +39,11 @@ export class CommandExitError extends SandboxError implements CommandResult {
   }
 }
 
+/** What becomes of a command's output. */
 export interface HandleOptions {
   /** Called with the output as it comes; a promise holds the next one back, and `wait`, but not a command that is killed. */
   onStdout?: (text: string) => void | Promise<void>;
+  /** The same for stderr. */
   onStderr?: (text: string) => void | Promise<void>;
   /** Called with the bytes of both. */
   onOutput?: (output: Output) => void | Promise<void>;
@@ -50,6 +56,7 @@ export interface HandleOptions {
 const STREAMS = ["stdout", "stderr"] as const;
 const MAX_SIGNAL = 64;
 
+/** A command that runs, or has ended. */
 export class CommandHandle implements AsyncIterable<Output> {
   readonly #running: Running;
   readonly #texts = { stdout: new Text(), stderr: new Text() };
@@ -62,6 +69,7 @@ export class CommandHandle implements AsyncIterable<Output> {
   /** When they have had all of it. */
   readonly #told: Promise<void> | undefined;
 
+  /** @internal */
   constructor(running: Running, options: HandleOptions) {
     this.#running = running;
     this.#options = options;
@@ -96,6 +104,7 @@ export class CommandHandle implements AsyncIterable<Output> {
     return this.#texts.stdout.text;
   }
 
+  /** What it has written to stderr so far. */
   get stderr(): string {
     return this.#texts.stderr.text;
   }

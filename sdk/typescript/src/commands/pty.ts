@@ -5,24 +5,31 @@ import { terminalSize, type Commands } from "./commands.js";
 import type { ExecOptions } from "./exec.js";
 import type { CommandHandle } from "./handle.js";
 
+/** The size of a terminal. */
 export interface PtySize {
+  /** Lines. */
   rows: number;
+  /** Columns. */
   cols: number;
 }
 
+/** What becomes of a terminal's output. */
 export interface PtyConnectOptions {
   /** Called with the terminal's output; a promise holds the next one back. */
   onData: (data: Uint8Array) => void | Promise<void>;
 }
 
+/** How a program is started on a terminal. */
 export interface PtyCreateOptions extends PtySize, PtyConnectOptions, ExecOptions {
   /** What runs there: an interactive shell unless given, bash if it is there. */
   cmd?: readonly string[];
+  /** Kills the program. Default: nothing does. */
   signal?: AbortSignal;
 }
 
 const SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash -il; exec sh -i"];
 
+/** Terminals of a sandbox. */
 export class Pty {
   readonly #commands: Commands;
 

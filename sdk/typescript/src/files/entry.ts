@@ -6,7 +6,15 @@ import { ProtocolError } from "../errors.js";
 import { textBytes, textString, type Text } from "../protocol/text.js";
 import type { Stat } from "./replies.js";
 
-export const FileType = { FILE: "file", DIR: "dir", SYMLINK: "symlink" } as const;
+/** Kinds of files, by the names that E2B has. */
+export const FileType = {
+  /** A regular file. */
+  FILE: "file",
+  /** A directory. */
+  DIR: "dir",
+  /** A symbolic link. */
+  SYMLINK: "symlink",
+} as const;
 
 /** `file`, `dir` and `symlink` as in E2B; the others are what the protocol calls them. */
 export type FileType = "file" | "dir" | "symlink" | "char_device" | "block_device" | "fifo" | "socket";
@@ -15,10 +23,13 @@ export type FileType = "file" | "dir" | "symlink" | "char_device" | "block_devic
 export interface WriteInfo {
   /** The last part of the path. */
   name: string;
+  /** Its path. */
   path: string;
+  /** Its kind. */
   type: FileType;
 }
 
+/** What is known of a file. */
 export interface EntryInfo extends WriteInfo {
   /** Bytes. */
   size: number;
@@ -26,8 +37,11 @@ export interface EntryInfo extends WriteInfo {
   mode: number;
   /** The same as `ls -l` shows them: `rwxr-xr-x`. */
   permissions: string;
+  /** Its owner's user ID in the sandbox. */
   uid: number;
+  /** Its group's ID in the sandbox. */
   gid: number;
+  /** When its contents were last changed. */
   modifiedTime: Date;
   /** What a symbolic link says. */
   symlinkTarget?: string;

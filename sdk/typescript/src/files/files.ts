@@ -14,21 +14,27 @@ import { Operation, type Request } from "./operation.js";
 import { encodeReply, type Stat } from "./replies.js";
 import { WatchHandle, type OnEvent } from "./watch.js";
 
+/** As which user an operation is done. */
 export interface FilesystemOptions {
   /** As which user of the sandbox; its own unless given. */
   user?: string | undefined;
 }
 
+/** A file that is to be written. */
 export interface WriteEntry {
+  /** Its path, from the sandbox's working directory. */
   path: string;
+  /** Its contents. */
   data: Data;
 }
 
+/** How files are written. */
 export interface WriteOptions extends FilesystemOptions {
   /** Gives up; a part of the data may be there. */
   signal?: AbortSignal;
 }
 
+/** What is watched, and how it ends. */
 export interface WatchOptions extends FilesystemOptions {
   /** Also what is below directories in it. */
   recursive?: boolean;

@@ -6,21 +6,30 @@ import { textString } from "../protocol/text.js";
 import type { Operation } from "./operation.js";
 import type { Reply } from "./replies.js";
 
+/** Kinds of changes, by the names that E2B has. */
 export const FilesystemEventType = {
+  /** Its mode, owner, times or attributes were changed. */
   CHMOD: "chmod",
+  /** It was made, or moved here. */
   CREATE: "create",
+  /** It was removed. */
   REMOVE: "remove",
+  /** It was moved away. */
   RENAME: "rename",
+  /** Its contents were changed. */
   WRITE: "write",
   /** Changes were lost: list the directory. E2B has none. */
   OVERFLOW: "overflow",
 } as const;
 
+/** A kind of change. */
 export type FilesystemEventType = (typeof FilesystemEventType)[keyof typeof FilesystemEventType];
 
+/** A change. */
 export interface FilesystemEvent {
   /** The path, from the directory; empty for itself. */
   name: string;
+  /** What has happened. */
   type: FilesystemEventType;
 }
 
@@ -35,6 +44,7 @@ const TYPES: Record<string, FilesystemEventType> = {
   overflow: "overflow",
 };
 
+/** Called with a change; a promise holds the next one back. */
 export type OnEvent = (event: FilesystemEvent) => void | Promise<void>;
 
 /** Whose callback runs. */
@@ -67,6 +77,7 @@ export class WatchHandle implements AsyncDisposable {
     if (calling.getStore() !== this) await this.#ended;
   }
 
+  /** Stops it: for `await using`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.stop();
   }

@@ -9,7 +9,9 @@ export type Message = { type: string } & Failed & Record<string, unknown>;
 
 /** Bytes of an output of a command. */
 export interface Output {
+  /** Where it was written. */
   stream: "stdout" | "stderr";
+  /** The bytes; at least one. */
   data: Uint8Array;
 }
 

@@ -5,7 +5,9 @@ import { micaJson } from "../mica.js";
 import { sandboxInfo, type SandboxInfo } from "./info.js";
 import type { SandboxRecord } from "./record.js";
 
+/** Which sandboxes are listed. */
 export interface SandboxListOptions {
+  /** Default: those that run or are paused. */
   query?: {
     /** Labels that it has. */
     metadata?: Record<string, string>;
@@ -38,6 +40,7 @@ export class SandboxPaginator implements AsyncIterable<SandboxInfo> {
     return all.map(sandboxInfo).filter((info) => state.includes(info.state));
   }
 
+  /** All of them, once. */
   async *[Symbol.asyncIterator](): AsyncGenerator<SandboxInfo, void, undefined> {
     yield* await this.nextItems();
   }

@@ -2,8 +2,11 @@
 
 import type { SandboxRecord } from "./record.js";
 
+/** What a sandbox is. */
 export interface SandboxInfo {
+  /** Its ID. */
   sandboxId: string;
+  /** Its name. */
   name: string;
   /** The image's name, or its digest if it has none; the path of a root disk. */
   image: string | undefined;
@@ -13,7 +16,9 @@ export interface SandboxInfo {
   startedAt: Date;
   /** `running`, `paused`, `exited` and so on. */
   state: string;
+  /** Processors of the machine. */
   cpuCount: number;
+  /** Memory of the machine, in MiB. */
   memoryMB: number;
 }
 
@@ -43,9 +48,13 @@ export interface SandboxStats {
   ownMemory: number | undefined;
   /** Bytes of files that sandboxes share, such as the image's. */
   sharedMemory: number | undefined;
+  /** Bytes that were read from its disks. */
   diskRead: number | undefined;
+  /** Bytes that were written to its disks. */
   diskWritten: number | undefined;
+  /** Bytes of ethernet frames that it received. */
   networkReceived: number | undefined;
+  /** Bytes of ethernet frames that it sent. */
   networkSent: number | undefined;
 }
 
@@ -66,6 +75,7 @@ export function sandboxStats(said: Record<string, unknown>): SandboxStats {
 export interface Change {
   /** With U+FFFD for bytes that are not UTF-8. */
   path: string;
+  /** How it differs from the image. */
   kind: "added" | "changed" | "deleted";
 }
 

@@ -8,42 +8,50 @@ import type { OnProgress } from "../store/progress.js";
 /** `true` for a flag, a list for an option that may be repeated, an object for names and values. */
 export type OptionValue = boolean | string | number | readonly string[] | Readonly<Record<string, string>> | undefined;
 
-/** E2B's names where it has one; and every long option of `mica run`, in camel case: `mica run --help`. */
+/**
+ * What a sandbox is made with: E2B's names where it has one, and every long option of `mica run` in camel case. Those
+ * that are not listed here are in `mica run --help`. Sizes are in bytes, or have a unit: `k`, `m`, `g` or `t`.
+ */
 export interface SandboxOptions {
-  /** Variables of all its commands. */
+  /** Variables of all its commands. Default: the image's. */
   envs?: Record<string, string>;
-  /** Labels, for `Sandbox.list`. */
+  /** Labels, for `Sandbox.list`. Default: none. */
   metadata?: Record<string, string>;
-  /** Milliseconds until it is ended; no limit unless given, or with Infinity. */
+  /** Milliseconds until it is ended. Default: no limit, as with `Infinity`. */
   timeoutMs?: number;
-  /** Milliseconds without commands and clients after which it is ended, once it is detached. */
+  /** Milliseconds without commands and clients after which it is ended, once it is detached. Default: no limit. */
   idleTimeoutMs?: number;
-  /** Whether it has a network: true unless given. */
+  /** Whether it has a network. Default: `true`. */
   allowInternetAccess?: boolean;
-  /** Volumes by path. */
+  /** Volumes by path. Default: none. */
   volumeMounts?: Record<string, string>;
-  /** Forget it when it ends: true unless given. One that keeps its disk needs `false`. */
+  /** Whether it is forgotten when it ends; one that keeps its disk needs `false`. Default: `true`. */
   rm?: boolean;
+  /** Its name. Default: two random words. */
   name?: string;
-  /** `1g`, `512m`. */
+  /** Memory of the machine: `512m`, `2g`. Default: `1g`. */
   memory?: string;
+  /** Processors; a fraction limits its processor time. Default: up to 4 with KVM, 1 when emulated. */
   cpus?: number;
+  /** User of commands, by name or ID, with `:GROUP` if wanted. Default: the image's, or root. */
   user?: string;
+  /** Working directory of commands, absolute, made if missing. Default: the image's, or `/`. */
   workdir?: string;
-  /** `tmpfs`, `disk`, `disk:8g` or `folder:DIRECTORY`. */
+  /** Where changes go: `tmpfs`, `disk`, `disk:8g` or `folder:DIRECTORY`. Default: `tmpfs`, gone with the sandbox. */
   upper?: string;
-  /** Ports of this machine that lead in: `8080:80`. */
+  /** Ports of this machine that lead in: `8080:80`. Default: none. */
   publish?: readonly string[];
-  /** A file with an ext4 or EROFS filesystem, in place of an image. */
+  /** A file with an ext4 or EROFS filesystem, in place of an image. Default: none. */
   rootDisk?: string;
-  /** The name of a snapshot, in place of an image. */
+  /** The name of a snapshot, in place of an image. Default: none. */
   snapshot?: string;
-  /** `auto`, `kvm`, `qemu` or `host`. */
+  /** What runs it: `auto`, `kvm`, `qemu` or `host`. Default: `auto`, which is never `host`. */
   backend?: string;
-  /** Called with how far the pull of an image is that is not here. */
+  /** Called with how far the pull of an image is that is not here. Default: nothing is told. */
   onProgress?: OnProgress;
-  /** Gives up, at any time: nothing is left then. */
+  /** Gives up, at any time: nothing is left then. Default: nothing does. */
   signal?: AbortSignal;
+  /** Any other long option of `mica run`, in camel case: `netAllow: ["*.example.com"]`. */
   [option: string]: OptionValue | OnProgress | AbortSignal;
 }
 

@@ -24,9 +24,13 @@ import { publishedAt, type SandboxRecord } from "./record.js";
 const GRACE = 10_000;
 
 export class Sandbox implements AsyncDisposable {
+  /** Its ID. */
   readonly sandboxId: string;
+  /** Its commands. */
   readonly commands: Commands;
+  /** Its files. */
   readonly files: Filesystem;
+  /** Its terminals. */
   readonly pty: Pty;
   readonly #owner: Owner;
   #record: SandboxRecord;
@@ -95,6 +99,7 @@ export class Sandbox implements AsyncDisposable {
     }
   }
 
+  /** Its name. */
   get name(): string {
     return this.#owner.name;
   }
@@ -119,10 +124,12 @@ export class Sandbox implements AsyncDisposable {
     }
   }
 
+  /** Ends it at once, as `kill` does: for `await using`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.kill().then(() => undefined);
   }
 
+  /** Whether it runs; true for a paused one. */
   async isRunning(): Promise<boolean> {
     try {
       return (await this.#ask({ type: "info" }, "info"))["ending"] !== true;
@@ -132,6 +139,7 @@ export class Sandbox implements AsyncDisposable {
     }
   }
 
+  /** Its record, as it is now. */
   async getInfo(): Promise<SandboxInfo> {
     return sandboxInfo(await find(this.sandboxId));
   }

@@ -4,24 +4,33 @@ import type { Data } from "../data.js";
 import { mica, micaJson, type MicaOptions } from "../mica.js";
 import { pullProgress, type OnProgress } from "./progress.js";
 
+/** An image of the store. */
 export interface ImageInfo {
+  /** Its names. */
   references: string[];
   /** The manifest's. */
   digest: string;
+  /** Its platform: `linux/amd64`. */
   platform: string;
+  /** How many layers it has. */
   layers: number;
   /** Bytes. */
   size: number;
 }
 
+/** How an image is sent or fetched. */
 export interface TransferOptions {
   /** Called with each line that is worth a notice, such as retries. */
   onNotice?: (line: string) => void | Promise<void>;
+  /** Gives up. Default: nothing does. */
   signal?: AbortSignal;
 }
 
+/** How an image is fetched. */
 export interface PullOptions extends TransferOptions {
+  /** Which of an index's images: `linux/amd64`. Default: this machine's. */
   platform?: string;
+  /** Called with how far the pull is. Default: nothing is told. */
   onProgress?: OnProgress;
 }
 
@@ -33,6 +42,7 @@ interface Listed {
   size: number;
 }
 
+/** Images of the store. */
 export const images = {
   /** All images of the store. */
   async list(): Promise<ImageInfo[]> {

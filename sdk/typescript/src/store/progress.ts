@@ -22,6 +22,7 @@ export interface PullProgress {
   done: number;
   /** Bytes of all layers, as they are in the registry; 0 until they are known, and for an image that is here. */
   total: number;
+  /** Each layer, from the lowest on. */
   layers: LayerProgress[];
 }
 

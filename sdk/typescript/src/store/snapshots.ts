@@ -2,11 +2,13 @@
 
 import { mica, micaJson } from "../mica.js";
 
+/** A snapshot. */
 export interface SnapshotInfo {
   /** Its name: what `mica run --from` takes. */
   snapshotId: string;
   /** The sandbox that it is a copy of. */
   sandbox: string;
+  /** When it was made. */
   createdAt: Date;
   /** Bytes of the disk. */
   size: number;
@@ -19,7 +21,9 @@ interface Listed {
   size: number;
 }
 
+/** Snapshots: copies of sandboxes' disks, or of whole machines. */
 export const snapshots = {
+  /** All snapshots. */
   async list(): Promise<SnapshotInfo[]> {
     const listed = await micaJson<Listed[]>(["snapshot", "ls", "--json"]);
     return listed.map(({ name, sandbox, created, size }) => ({
@@ -30,6 +34,7 @@ export const snapshots = {
     }));
   },
 
+  /** Removes a snapshot. */
   async remove(snapshotId: string): Promise<void> {
     await mica(["snapshot", "rm", "--", snapshotId]);
   },

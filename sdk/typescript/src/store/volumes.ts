@@ -2,7 +2,9 @@
 
 import { mica, micaJson } from "../mica.js";
 
+/** A volume. */
 export interface VolumeInfo {
+  /** Its name. */
   name: string;
   /** Bytes of its filesystem. */
   size: number;
@@ -12,7 +14,9 @@ export interface VolumeInfo {
   sandboxes: string[];
 }
 
+/** Volumes: disks with names, which outlive the sandboxes that use them. */
 export const volumes = {
+  /** All volumes. */
   async list(): Promise<VolumeInfo[]> {
     const listed = await micaJson<VolumeInfo[]>(["volume", "ls", "--json"]);
     return listed.map(({ name, size, allocated, sandboxes }) => ({ name, size, allocated, sandboxes }));

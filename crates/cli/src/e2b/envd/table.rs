@@ -20,7 +20,7 @@ use crate::e2b::connect::{self, Piece};
 use crate::e2b::places::Place;
 use crate::e2b::problem::{Kind, Problem};
 
-/// Most clients that hear a command.
+/// The most clients that may be attached to one command.
 const CLIENTS: usize = 64;
 
 /// Bytes of output that are read at a time.
@@ -29,7 +29,7 @@ const PIECE: usize = 32 << 10;
 /// Pieces of output that wait for a client. The command waits for the slowest.
 const PIECES: usize = 4;
 
-/// How much later a command is killed than its client hears that its time is over.
+/// Grace between reporting a time-out to the client and killing the command.
 const LAG: Duration = Duration::from_millis(200);
 
 /// All commands.

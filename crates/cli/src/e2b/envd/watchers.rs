@@ -105,8 +105,8 @@ impl Watchers {
         Ok(())
     }
 
-    /// Removes the watch, of this sandbox or of all, whose client has not asked for longest; false if each one has
-    /// within [`PATIENCE`].
+    /// Evicts the least recently polled watch, of this sandbox or of all, if it has been idle for [`PATIENCE`]. Returns
+    /// whether it did.
     fn give_one_up(&self, sandbox: Option<&str>) -> bool {
         let mut all = self.lock();
         let ours = all.iter();

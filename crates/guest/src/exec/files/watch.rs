@@ -205,7 +205,7 @@ impl Watcher {
         }
         let is_directory = flags.contains(ReadFlags::ISDIR);
         let is_self = flags.intersects(ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF);
-        // Of a directory below, its parent's watch tells.
+        // Subdirectories: their parent's watch reports this event.
         if !path.is_empty() && (is_self || name.is_none()) {
             return false;
         }
