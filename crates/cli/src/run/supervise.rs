@@ -11,8 +11,8 @@ use rustix::stdio::stdin;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGWINCH};
 
-use super::flags::Timing;
 use super::attend::{Attention, attend};
+use super::flags::Timing;
 use super::signals::Signals;
 use super::{AttachOptions, streams, terminal};
 use crate::Outcome;

@@ -160,7 +160,8 @@ fn without_sig_proxy_a_sandbox_outlives_the_reader_of_its_output_and_its_mica() 
         .read_line(&mut line)
         .unwrap();
     assert_eq!(line, "tick\n");
-    let ticks_go_on = "n=$(wc -l </ticks); until [ $(wc -l </ticks) -gt $((n + 20)) ]; do sleep 0.02; done";
+    let ticks_go_on =
+        "n=$(wc -l </ticks); until [ $(wc -l </ticks) -gt $((n + 20)) ]; do sleep 0.02; done";
     home.output(&["exec", "it", "sh", "-c", ticks_go_on]).ok();
     mica.kill().unwrap();
     mica.wait().unwrap();
