@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{DirBuilderExt, symlink};
 
-use micabox_tree::Root;
 use micabox_wire::{Boot, BootFailed};
 use rustix::fs::{CWD, Dev, FileType, Mode, OFlags, makedev};
 use rustix::mount::{MountAttrFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags};
@@ -106,11 +105,13 @@ fn open(path: &str, flags: OFlags) -> Result<OwnedFd, BootFailed> {
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).step("open", path)
 }
 
-/// Creates a directory to mount on, if the image has none; also where its links lead.
+/// Creates a directory to mount on, if the image has none.
 fn directory(path: &str) -> Result<(), BootFailed> {
-    let root = Root::new(open("/", OFlags::PATH | OFlags::DIRECTORY)?);
-    let made = root.made_directory(path.as_bytes());
-    made.map(drop).step("make the directory", path)
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(path)
+        .step("make the directory", path)
 }
 
 /// A detached mount, and where it belongs.
