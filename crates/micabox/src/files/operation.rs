@@ -1,6 +1,8 @@
 //! One operation: a command of the agent's own.
 
+use std::ffi::OsStr;
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -210,6 +212,11 @@ impl FileTask {
 
     fn failed(&self, failure: &FileFailed) -> Error {
         let error = failure.error();
+        // Of many files.
+        if self.path.as_os_str().is_empty() && !failure.path.is_empty() {
+            let path = Path::new(OsStr::from_bytes(&failure.path));
+            return Self::new(self.what, path).error(error);
+        }
         self.error(match &*failure.path {
             [] => error,
             file if file == bytes(&self.path) => error,

@@ -75,7 +75,7 @@ fn a_request_has_thousands_of_files() {
     let (status, said) = server.ask("POST /files", &headers, body.as_bytes());
     let said = said.text();
     assert!(
-        status == 400 && said.contains("/tmp/0/below"),
+        status == 400 && said.contains("writing `/tmp/0/below` in the sandbox"),
         "{status} {said}"
     );
     assert_eq!(server.download(&made, "/tmp/before"), b"/tmp/before");
