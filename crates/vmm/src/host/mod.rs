@@ -23,6 +23,7 @@ use micabox_jail::{
     program,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
 use rustix::mount::{FsOpenFlags, fsopen};
 use serde::{Deserialize, Serialize};
 
@@ -101,9 +102,8 @@ impl Host {
         }
         if !is_root {
             for_user()?;
-        } else if fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).is_err() {
-            // The kernel would have loaded the module.
-            return Err(Lack::new("this kernel has no overlay"));
+        } else if let Err(why) = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC) {
+            return Err(no_overlay(why));
         }
         program(worker::KIND).map_err(|error| Lack::new(error.to_string()))?;
         Ok(Self {
@@ -129,16 +129,38 @@ fn for_user() -> Result<(), Lack> {
     }
     match File::options().read(true).write(true).open(FUSE) {
         Ok(_) => Ok(()),
-        Err(error) => Err(no_fuse(&error)),
+        Err(error) => {
+            let kinds = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+            let is_in_kernel = kinds.split_whitespace().any(|kind| kind == "fuse");
+            Err(no_fuse(&error, is_in_kernel))
+        }
+    }
+}
+
+/// Returns what root lacks who can't make an overlay.
+fn no_overlay(why: Errno) -> Lack {
+    match why {
+        // The kernel would have loaded the module.
+        Errno::NODEV => Lack::new("this kernel has no overlay"),
+        Errno::PERM => {
+            Lack::new("root may mount nothing here, as in a container without CAP_SYS_ADMIN")
+                .remedy_is(
+                    "start the container with `--privileged`, or use a machine: `--backend auto`",
+                )
+        }
+        why => Lack::new(format!("this kernel refuses an overlay ({why})")),
     }
 }
 
 /// Returns what a user lacks who can't open the device of FUSE.
-fn no_fuse(error: &std::io::Error) -> Lack {
+fn no_fuse(error: &std::io::Error, is_in_kernel: bool) -> Lack {
     let lack = Lack::new(format!(
         "it takes {FUSE}, which serves the image to a user who is not root ({error})"
     ));
     match error.kind() {
+        std::io::ErrorKind::NotFound if is_in_kernel => lack.remedy_is(format!(
+            "the kernel has FUSE, but its device is not here: start the container with `--device {FUSE}`"
+        )),
         std::io::ErrorKind::NotFound => {
             lack.remedy_is("load the kernel's module: `sudo modprobe fuse`")
         }
@@ -347,8 +369,25 @@ fn describe(config: &MachineConfig, agent: RawFd) -> Result<(RawFd, Vec<SharedDe
 
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind;
+
     use super::*;
     use crate::{Disk, DiskRate, MachineFile};
+
+    #[test]
+    fn what_a_container_lacks_is_told_from_what_a_kernel_lacks() {
+        let kernel = no_overlay(Errno::NODEV);
+        assert!(kernel.to_string().contains("kernel has no overlay"));
+        assert_eq!(kernel.remedy(), None);
+        let container = no_overlay(Errno::PERM);
+        assert!(container.to_string().contains("CAP_SYS_ADMIN"));
+        assert!(container.remedy().unwrap().contains("--privileged"));
+        let missing = std::io::Error::from(ErrorKind::NotFound);
+        let remedies = [true, false].map(|is_in_kernel| no_fuse(&missing, is_in_kernel));
+        let [device, module] = remedies.map(|lack| lack.remedy().unwrap().to_owned());
+        assert!(device.contains("--device /dev/fuse"), "{device}");
+        assert!(module.contains("modprobe fuse"), "{module}");
+    }
 
     #[test]
     fn what_needs_a_kernel_of_its_own_is_refused() {
