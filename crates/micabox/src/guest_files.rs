@@ -68,9 +68,8 @@ impl GuestFiles {
         {
             return Ok(files);
         }
-        let mut places = complete
-            .clone()
-            .flat_map(|files| [files.kernel, files.initrd]);
+        let needed = |files: Self| [with_kernel.then_some(files.kernel), Some(files.initrd)];
+        let mut places = complete.clone().flat_map(needed).flatten();
         if let Some(path) = places.find(|path| is_denied(path)) {
             return Err(Error::GuestDenied { path });
         }

@@ -27,7 +27,7 @@ const AS_USER: &str = r#"
     for device in fuse net/tun; do mount --bind "$files/dev/${device#net/}" /dev/$device; done
     mount -t tmpfs etc "$files/etc"; mkdir "$files/etc/upper" "$files/etc/work"
     mount -t overlay -o "lowerdir=/etc,upperdir=$files/etc/upper,workdir=$files/etc/work" etc /etc
-    echo tester:x:1234:1234::/:/bin/sh >> /etc/passwd
+    echo tester:x:1234:1234::/:/bin/sh >> /etc/passwd; chmod 644 /etc/passwd
     cp "$files/subordinate" /etc/subuid; cp "$files/subordinate" /etc/subgid
     exec setpriv --reuid 1234 --regid 1234 --clear-groups "$files/mica" "$@""#;
 
