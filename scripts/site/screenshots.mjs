@@ -14,6 +14,7 @@ const SIZES = [NARROW, 1280];
 // Pages of each kind; every page is opened, and these are drawn.
 const DRAWN = [
   "index.html",
+  "docs/guide.html",
   "docs/protocol.html",
   "docs/design/host.html",
   "reference/python/sandboxes.html",
@@ -43,11 +44,14 @@ async function open(colorScheme, width, paths, then) {
   const context = await browser.newContext({ colorScheme, viewport: { width, height: 900 } });
   await context.route("**", (route) => {
     const url = route.request().url();
+    // Not the index of all pages, which each page would read for its search.
+    if (url.startsWith(`${origin}/search/`)) return route.abort();
     if (url.startsWith(origin) || url.startsWith("data:")) return route.continue();
     problems.add(`${route.request().frame().url().slice(origin.length)} asks for ${url}`);
     return route.abort();
   });
   const page = await context.newPage();
+  page.setDefaultTimeout(120_000); // on a busy machine
   for (const path of paths) {
     await page.goto(`${origin}/${path}`, { waitUntil: "load" });
     await then(page, path);
@@ -58,10 +62,6 @@ async function open(colorScheme, width, paths, then) {
 const html = readdirSync(root, { recursive: true }).filter((path) => path.endsWith(".html"));
 // rustdoc's pages are its own affair; how ours look is checked on all of them.
 const ours = html.filter((path) => !/^reference\/rust\/.+\//.test(path)).sort();
-await open("light", NARROW, ours, async (page, path) => {
-  const wide = await page.evaluate(() => document.documentElement.scrollWidth);
-  if (wide > NARROW) problems.add(`${path} is ${wide} pixels wide on a screen of ${NARROW}`);
-});
 rmSync(pictures, { recursive: true, force: true });
 mkdirSync(pictures, { recursive: true });
 for (const scheme of ["light", "dark"]) {
@@ -72,6 +72,10 @@ for (const scheme of ["light", "dark"]) {
     );
   }
 }
+await open("light", NARROW, ours, async (page, path) => {
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth);
+  if (wide > NARROW) problems.add(`${path} is ${wide} pixels wide on a screen of ${NARROW}`);
+});
 await browser.close();
 server.close();
 for (const problem of problems) console.error(`screenshots: ${problem}`);
