@@ -278,7 +278,7 @@ fn a_web_page_in_place_of_any_part_of_an_image_is_called_so() {
         assert!(message.contains("it sends a web page"), "{message}");
     }
     let registry = Registry::with(&image);
-    registry.rule(|_| Some(Reply::new(511, page).header("content-type", "text/html")));
+    registry.rule(move |_| Some(Reply::new(511, page).header("content-type", "text/html")));
     let puller = Puller::new().edit_settings(|settings| settings.transfer.attempts = 1);
     let message = puller.refusal(&registry.reference("x:1"));
     assert!(
