@@ -122,7 +122,7 @@ fn argument(page: &mut String, arg: &Arg) {
     if arg.get_action().takes_values() {
         let values = arg.get_possible_values();
         if !arg.is_hide_possible_values_set() && !values.is_empty() {
-            help.push_str("\n");
+            help.push('\n');
             for value in values.iter().filter(|value| !value.is_hide_set()) {
                 let _ = write!(help, "\n- `{}`", value.get_name());
                 if let Some(about) = value.get_help() {
