@@ -303,5 +303,8 @@ fn a_guest_that_the_user_may_not_see_is_told_from_one_that_is_missing() {
     assert!(denied.contains("this user may read"), "{denied}");
     shell(user.home.path(), "chmod 755 private");
     let missing = run();
-    assert!(missing.contains("no guest initrd.cpio in"), "{missing}");
+    assert!(
+        missing.contains("guest file initrd.cpio not found in"),
+        "{missing}"
+    );
 }
