@@ -68,11 +68,11 @@ impl Options {
         args.network(&[]).map_err(with)?;
         let machine = &args.machine;
         Ok(Self {
-            cpus: match machine.cpus {
+            cpus: match machine.cpus() {
                 Some(cpus) => cpus.whole,
                 None => micabox::builder::default_cpus(BackendChoice::from(machine.backend)),
             },
-            memory_mib: memory_mib(&all, machine.memory.unwrap_or(DEFAULT_MEMORY_MIB)),
+            memory_mib: memory_mib(&all, machine.memory().unwrap_or(DEFAULT_MEMORY_MIB)),
             disk_mib: match args.upper {
                 Some(Upper::Disk { size }) => size >> 20,
                 _ => 0,

@@ -171,6 +171,19 @@ fn pair(text: &str) -> Result<(OsString, OsString), String> {
     }
 }
 
+/// A value of a flag; None for 0, by which Docker's command line says the default.
+pub type OrDefault<T> = Option<T>;
+
+/// Parses what `parse` does, or 0 with any unit.
+fn zero_or<T>(
+    parse: fn(&str) -> Result<T, String>,
+) -> impl Fn(&str) -> Result<OrDefault<T>, String> + Clone {
+    move |text| match bytes(text) {
+        Ok(0.0) => Ok(None),
+        _ => parse(text).map(Some),
+    }
+}
+
 /// Parses a size as Docker does, rounded up to whole MiB.
 fn mebibytes(text: &str) -> Result<f64, String> {
     Ok((bytes(text)? / f64::from(1 << 20)).ceil())

@@ -73,7 +73,7 @@ pub fn execute(args: Args) -> Outcome {
 /// Warns a user at a terminal that no control group will limit the machine, and everyone who asked
 /// for a share of a processor. Scripts have `--require-limits`.
 fn warn_of_no_limits(args: &Args) {
-    let cpus = args.sandbox.machine.cpus;
+    let cpus = args.sandbox.machine.cpus();
     let has_quota = cpus.is_some_and(|cpus| cpus.quota.is_some());
     let why = || match micabox_vmm::control_groups() {
         Ok((_, controllers)) if controllers.contains(&"cpu") => None,

@@ -243,7 +243,7 @@ impl Preparation<'_> {
         if let Some(rate) = args.disk_rate {
             builder = builder.disk_rate(rate);
         }
-        if let Some(size) = args.shm_size {
+        if let Some(size) = args.shm_size.flatten() {
             builder = builder.shm_size(size);
         }
         Ok(builder)

@@ -16,7 +16,7 @@ use micabox_image::{Platform, Reference, Store};
 use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 
 use super::confinement::{Cpus, cpus};
-use super::mebibytes;
+use super::{OrDefault, mebibytes, zero_or};
 use crate::failure::Failure;
 use crate::{bars, output, settings};
 
@@ -25,8 +25,8 @@ use crate::{bars, output, settings};
 pub struct MachineArgs {
     /// Memory of the machine, changed files included unless on a disk [512m, 2g; default:
     /// 1g]
-    #[arg(short, long, value_name = "SIZE", value_parser = memory)]
-    pub memory: Option<u32>,
+    #[arg(short, long, value_name = "SIZE", value_parser = zero_or(memory))]
+    memory: Option<OrDefault<u32>>,
 
     /// Docker's limit of memory and swap together, of which a machine has none
     #[arg(long, value_name = "SIZE", value_parser = swap, allow_negative_numbers = true, hide = true)]
@@ -34,8 +34,8 @@ pub struct MachineArgs {
 
     /// Processors of the machine; for a fraction its process's time is limited, where a control group
     /// can be had [0.5, 2; default: up to 4 under KVM, 1 when emulated]
-    #[arg(long, value_name = "NUMBER", value_parser = cpus)]
-    pub cpus: Option<Cpus>,
+    #[arg(long, value_name = "NUMBER", value_parser = zero_or(cpus))]
+    cpus: Option<OrDefault<Cpus>>,
 
     /// Network: all that this machine can reach, except its own and link-local addresses; or none
     #[arg(long, value_name = "KIND", default_value = "user", alias = "network")]
@@ -187,16 +187,26 @@ impl MachineArgs {
         }
     }
 
+    /// Returns the memory in MiB, if it is not the default.
+    pub fn memory(&self) -> Option<u32> {
+        self.memory.flatten()
+    }
+
+    /// Returns the processors, if they are not the default.
+    pub fn cpus(&self) -> Option<Cpus> {
+        self.cpus.flatten()
+    }
+
     /// Fails if there is to be swap, or if memory is to be limited on this machine's own kernel, and can't be.
     pub fn check_memory(&self) -> Result<(), Failure> {
         let both = self.memory_swap.and_then(|Swap(both)| both);
-        if both.is_some_and(|both| self.memory != Some(both)) {
+        if both.is_some_and(|both| self.memory() != Some(both)) {
             return Err(Failure::new(
                 "`--memory-swap` is not supported: a machine has no swap of its own; `-m` is all its memory",
             )
             .hint("omit it, or give it the value of -m"));
         }
-        if !self.shares_kernel() || self.memory.is_none() {
+        if !self.shares_kernel() || self.memory().is_none() {
             return Ok(());
         }
         match micabox_vmm::control_groups() {
@@ -214,10 +224,10 @@ impl MachineArgs {
             .backend_choice(self.backend.into())
             .transport(self.transport.into())
             .root(self.root.into());
-        if let Some(memory) = self.memory {
+        if let Some(memory) = self.memory() {
             builder = builder.memory_mib(memory);
         }
-        if let Some(cpus) = self.cpus {
+        if let Some(cpus) = self.cpus() {
             builder = builder.cpus(cpus.whole);
             if let Some(quota) = cpus.quota {
                 builder = builder.cpu_quota(quota);

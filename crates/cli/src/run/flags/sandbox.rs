@@ -23,7 +23,10 @@ use super::mount::{self, MountFlag};
 use super::ports::{self, Ports};
 use super::security::{SecurityOption, security_option};
 use super::upper::upper;
-use super::{absolute, disk_rate, duration, forgets, hostname, net_rate, pair, resolver, signal};
+use super::{
+    OrDefault, absolute, disk_rate, duration, forgets, hostname, net_rate, pair, resolver, signal,
+    zero_or,
+};
 use crate::failure::Failure;
 use crate::host_memory::HostMemory;
 
@@ -120,8 +123,8 @@ pub struct SandboxArgs {
     pub pids_limit: Option<u64>,
 
     /// Size of /dev/shm [default: 64m]
-    #[arg(long, value_name = "SIZE", value_parser = mount::size)]
-    pub shm_size: Option<u64>,
+    #[arg(long, value_name = "SIZE", value_parser = zero_or(mount::size))]
+    pub shm_size: Option<OrDefault<u64>>,
 
     /// Stop the sandbox when nothing has run in it and no client has been connected to it for this
     /// time; 0 for never
@@ -261,7 +264,7 @@ impl SandboxArgs {
     pub fn check(&self) -> Result<(), Failure> {
         self.machine.check_memory()?;
         self.check_security()?;
-        let Some((wanted, host)) = self.machine.memory.zip(HostMemory::now()) else {
+        let Some((wanted, host)) = self.machine.memory().zip(HostMemory::now()) else {
             return Ok(());
         };
         if u64::from(wanted) << 20 <= host.most {
@@ -301,8 +304,8 @@ impl SandboxArgs {
             problem,
         };
         let late = [
-            (self.machine.memory.is_some(), "--memory"),
-            (self.machine.cpus.is_some(), "--cpus"),
+            (self.machine.memory().is_some(), "--memory"),
+            (self.machine.cpus().is_some(), "--cpus"),
             (self.pids_limit.is_some(), "--pids-limit"),
             (!self.machine.init, "--init=false"),
             (

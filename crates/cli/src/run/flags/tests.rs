@@ -118,6 +118,28 @@ fn memory_is_rounded_up_to_mib() {
 }
 
 #[test]
+fn zero_is_the_default_as_in_docker() {
+    let words = [
+        "-m",
+        "0",
+        "--cpus",
+        "0.0",
+        "--shm-size=0b",
+        "--memory-swap",
+        "0",
+        "alpine",
+    ];
+    let sandbox = parse(&words).unwrap().sandbox;
+    assert_eq!(sandbox.machine.memory(), None);
+    assert!(sandbox.machine.cpus().is_none());
+    assert_eq!(sandbox.shm_size.flatten(), None);
+    sandbox.machine.check_memory().unwrap();
+    for wrong in [["-m", "-0.5"], ["--cpus", "-1"], ["--shm-size", "0x"]] {
+        parse(&[&wrong[..], &["alpine"]].concat()).unwrap_err();
+    }
+}
+
+#[test]
 fn host_names_are_of_letters_and_digits() {
     for good in ["a", "db-1.example.com", "under_score", &"x".repeat(64)] {
         assert_eq!(hostname(good).as_deref(), Ok(good));
