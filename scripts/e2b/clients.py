@@ -424,6 +424,11 @@ class Code(unittest.TestCase):
     def test_code_in_a_sandbox_that_is_killed_raises(self) -> None:
         box = Interpreter.create()
         self.assertEqual(len(box.list_code_contexts()), 1)
+        box.kill()
+        box = Interpreter.create()
+        context = box.create_code_context()
+        # The newest is last: the one for code without a context is made by the list.
+        self.assertEqual([one.id for one in box.list_code_contexts()][1:], [context.id])
         with self.assertRaises(TimeoutException):
             # It ends once the code runs.
             box.run_code(

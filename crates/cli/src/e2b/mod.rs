@@ -44,6 +44,7 @@ use deadline::Deadlines;
 use envd::{Processes, Watchers};
 use options::Options;
 use places::Bounds;
+use sandbox::Ending;
 use template::Templates;
 use token::Key;
 
@@ -84,6 +85,7 @@ struct Server {
     watchers: Watchers,
     contexts: Contexts,
     deadlines: Deadlines,
+    ending: Ending,
     /// Keys of requests for sandboxes that are under way.
     keys: rest::Keys,
     bounds: Bounds,
@@ -116,6 +118,7 @@ pub fn execute(args: Args) -> Outcome {
             watchers: Watchers::default(),
             contexts: Contexts::default(),
             deadlines: Deadlines::default(),
+            ending: Ending::default(),
             keys: rest::Keys::default(),
             bounds: Bounds::default(),
         };

@@ -1,5 +1,7 @@
 //! The sandboxes that are served: those with our label that run or are paused.
 
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use micabox::{Record, SandboxRef, Sandboxes, Status};
@@ -93,9 +95,34 @@ pub fn all(sandboxes: &Sandboxes) -> Result<Vec<Served>, Problem> {
     Ok(found.filter_map(Served::of).collect())
 }
 
+/// The IDs of sandboxes that are being ended. Their clients, whose streams break off, are told that they are gone.
+#[derive(Debug, Default)]
+pub struct Ending(Mutex<HashSet<String>>);
+
+impl Ending {
+    pub fn begin(&self, id: &str) {
+        self.lock().insert(id.to_owned());
+    }
+
+    pub fn over(&self, id: &str) {
+        self.lock().remove(id);
+    }
+
+    fn has(&self, id: &str) -> bool {
+        self.lock().contains(id)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Server {
     /// Finds a sandbox for a request to itself, and resumes it if it is paused and has auto-resume.
     pub async fn awake(&self, id: &str) -> Result<Served, Problem> {
+        if self.ending.has(id) {
+            return Err(Problem::no_sandbox());
+        }
         let (all, id) = (self.sandboxes.clone(), id.to_owned());
         let served = blocking(move || find(&all, &id).map_err(|_| Problem::no_sandbox())).await?;
         if !served.is_paused() {

@@ -122,7 +122,9 @@ impl Contexts {
             // Two have asked for the first one.
             return Ok(Arc::clone(other));
         }
-        ours.push(Arc::clone(&context));
+        // Clients take the last one for the newest.
+        let at = if is_common { 0 } else { ours.len() };
+        ours.insert(at, Arc::clone(&context));
         Ok(context)
     }
 

@@ -58,11 +58,14 @@ pub async fn kill(server: &Arc<Server>, id: &str) -> Answer {
 pub async fn end(server: &Server, served: Served) -> Result<(), Problem> {
     server.forget(served.id());
     let id = served.id().to_owned();
-    waiting(&id, move || match served.sandbox.stop(Duration::ZERO) {
+    server.ending.begin(&id);
+    let ended = waiting(&id, move || match served.sandbox.stop(Duration::ZERO) {
         Ok(_) | Err(Error::Lost(_) | Error::NoSuchSandbox(_)) => Ok(()),
         Err(error) => Err(error.into()),
-    })
-    .await
+    });
+    let ended = ended.await;
+    server.ending.over(&id);
+    ended
 }
 
 /// Gives it so many seconds from now.
