@@ -173,7 +173,7 @@ mod tests {
                 json!({"memory": "lots"}),
                 "option `memory` can't be `lots`: ",
             ),
-            (json!({"cpus": 0}), "option `cpus` can't be `0`: "),
+            (json!({"cpus": 65}), "option `cpus` can't be `65`: "),
             (
                 json!({"backend": "cloud"}),
                 "option `backend` can't be `cloud`: expected one of auto, ",
