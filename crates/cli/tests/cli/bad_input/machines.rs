@@ -91,7 +91,7 @@ pub const CASES: &[Case] = &[
         |world| world.create(|builder| builder.memory_mib(1)),
     ),
     case(
-        "run --cpus 0 box true",
+        "run --cpus 0.001 box true",
         125,
         Invalid,
         "0.01 to 64|1 to 64 virtual processors",
