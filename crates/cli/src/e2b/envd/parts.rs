@@ -3,7 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -16,14 +16,22 @@ use crate::e2b::problem::{Kind, Problem};
 /// Most bytes between a part's contents and the next one's: a boundary and headers.
 pub const HEAD: usize = 64 << 10;
 
-/// Bytes that the library gets at a time. It looks at all that it has from the start.
+/// Bytes that the library gets at a time, once it can't go on with those that it has, all of which it looks at again.
 pub const PIECE: usize = 16 << 10;
 
 /// The parts of a body.
 pub struct Parts {
     parts: Multipart<'static>,
-    /// How much more the library may have.
-    left: Arc<AtomicUsize>,
+    supply: Arc<Supply>,
+}
+
+/// What the library may have of a body.
+#[derive(Default)]
+struct Supply {
+    /// How many more bytes.
+    left: AtomicUsize,
+    /// Whether there is nothing at its next look: it looks for more before it uses what it has.
+    is_paused: AtomicBool,
 }
 
 impl Parts {
@@ -31,45 +39,52 @@ impl Parts {
     where
         B: Body<Data = Bytes, Error = io::Error> + Unpin + Send + 'static,
     {
-        let left = Arc::new(AtomicUsize::new(0));
+        let supply = Arc::<Supply>::default();
         let pieces = Pieces {
             body,
             rest: Bytes::new(),
-            has_more: false,
-            left: Arc::clone(&left),
+            supply: Arc::clone(&supply),
         };
         // Contents may be as long as the sandbox has room.
         let limits = Constraints::new().size_limit(SizeLimit::new());
         Self {
             parts: Multipart::with_constraints(pieces, boundary, limits),
-            left,
+            supply,
         }
     }
 
     /// Returns the next part; the one before must have been read to its end.
     pub async fn next(&mut self) -> Result<Option<Part>, Problem> {
-        self.left.store(HEAD, Ordering::Relaxed);
+        self.supply.left.store(HEAD, Ordering::Relaxed);
+        self.supply.is_paused.store(true, Ordering::Relaxed);
         let field = self.parts.next_field().await.map_err(of_parts)?;
-        self.left.store(usize::MAX, Ordering::Relaxed);
-        Ok(field.map(Part))
+        self.supply.left.store(usize::MAX, Ordering::Relaxed);
+        Ok(field.map(|field| Part {
+            field,
+            supply: Arc::clone(&self.supply),
+        }))
     }
 }
 
 /// A part.
-pub struct Part(Field<'static>);
+pub struct Part {
+    field: Field<'static>,
+    supply: Arc<Supply>,
+}
 
 impl Part {
     pub fn name(&self) -> Option<&str> {
-        self.0.name()
+        self.field.name()
     }
 
     pub fn file_name(&self) -> Option<&str> {
-        self.0.file_name()
+        self.field.file_name()
     }
 
     /// Returns the next bytes of its contents; None at their end.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, Problem> {
-        self.0.chunk().await.map_err(of_parts)
+        self.supply.is_paused.store(true, Ordering::Relaxed);
+        self.field.chunk().await.map_err(of_parts)
     }
 }
 
@@ -90,8 +105,7 @@ fn of_parts(error: multer::Error) -> Problem {
 struct Pieces<B> {
     body: B,
     rest: Bytes,
-    has_more: bool,
-    left: Arc<AtomicUsize>,
+    supply: Arc<Supply>,
 }
 
 impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> futures_core::Stream for Pieces<B> {
@@ -101,7 +115,7 @@ impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> futures_core::Stream for 
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Bytes>>> {
-        if std::mem::take(&mut self.has_more) {
+        if self.supply.is_paused.swap(false, Ordering::Relaxed) {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -113,13 +127,13 @@ impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> futures_core::Stream for 
             }
         }
         let count = self.rest.len().min(PIECE);
-        let Some(left) = self.left.load(Ordering::Relaxed).checked_sub(count) else {
+        let Some(left) = self.supply.left.load(Ordering::Relaxed).checked_sub(count) else {
             let message = format!("a part's headers have more than {HEAD} bytes");
             let error = io::Error::new(io::ErrorKind::FileTooLarge, message);
             return Poll::Ready(Some(Err(error)));
         };
-        self.left.store(left, Ordering::Relaxed);
-        self.has_more = true;
+        self.supply.left.store(left, Ordering::Relaxed);
+        self.supply.is_paused.store(true, Ordering::Relaxed);
         Poll::Ready(Some(Ok(self.rest.split_to(count))))
     }
 }
