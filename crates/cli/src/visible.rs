@@ -15,6 +15,13 @@ use std::os::unix::ffi::OsStrExt;
 /// Escapes a name so that it differs from every other one: a backslash is escaped, too, so that
 /// `printf %b` gives the name's bytes again.
 pub fn name(bytes: &[u8]) -> String {
+    // Most names, and the longest lists of them.
+    if bytes
+        .iter()
+        .all(|byte| matches!(byte, b' '..=b'[' | b']'..=b'~'))
+    {
+        return String::from_utf8_lossy(bytes).into_owned();
+    }
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
