@@ -53,7 +53,7 @@ async fn files_are_read_and_written_whole_and_as_streams() {
     let count = async || sandbox.commands().list().await.unwrap().len();
     let before = count().await;
     let mut zeros = files.open("/dev/zero").await.unwrap();
-    zeros.read_exact(&mut [1; 1_000_000]).await.unwrap();
+    zeros.read_exact(&mut vec![1; 1_000_000]).await.unwrap();
     assert!(count().await > before);
     drop(zeros);
     let endless = timeout(Duration::from_millis(100), files.read("/dev/zero")).await;

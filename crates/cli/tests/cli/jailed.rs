@@ -4,10 +4,10 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use micabox_ext4::{Ext4, Options, Owner, ROOT};
-use micabox_testing::{children, exists, wait_until};
+use micabox_testing::{PATIENCE, children, exists, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 const MICA: &str = env!("CARGO_BIN_EXE_mica");
@@ -234,9 +234,6 @@ fn a_directory_without_an_end_costs_the_command_nothing() {
             said.starts_with("mica: ") && said.contains("image: "),
             "{words:?}: {said}"
         );
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "{words:?}: {said}"
-        );
+        assert!(begun.elapsed() < PATIENCE, "{words:?}: {said}");
     }
 }

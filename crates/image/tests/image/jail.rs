@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use micabox_image::convert::{Error, Expect, Place, Reason, convert_layer_in};
 use micabox_image::store::{Error as StoreError, Layer};
 use micabox_image::{Digest, Limits, Store};
-use micabox_testing::{descendants, wait_until};
+use micabox_testing::{PATIENCE, descendants, wait_until};
 
 use crate::layer::archive::Archive;
 use crate::layer::{self, TestStore, assert_no_trace, expect, expect_typed, gzip, store};
@@ -354,7 +354,7 @@ fn a_converter_that_stops_is_given_up() {
         let error = converted.unwrap_err();
         assert!(matches!(error.reason, Reason::Worker(_)), "{error}");
         assert!(error.to_string().contains("idle-timeout"), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(30));
+        assert!(started.elapsed() < PATIENCE);
         assert_no_trace(&store);
     }
 }
