@@ -53,7 +53,6 @@ test:
 
 test-kvm: setup
 	@scripts/test-kvm
-	@scripts/test-forks
 
 lint:
 	@scripts/lint
