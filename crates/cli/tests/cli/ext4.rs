@@ -88,7 +88,7 @@ fn a_filesystem_is_made_listed_changed_and_grown() {
 fn the_same_options_of_mkfs_give_the_same_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let script = format!(
-        "for name in a b; do SOURCE_DATE_EPOCH=1 {MICA} ext4 mkfs $name --size 20M \
+        "for name in a b; do SOURCE_DATE_EPOCH=1 '{MICA}' ext4 mkfs $name --size 20M \
          --uuid 01234567-89ab-4def-8123-456789abcdef; done; cmp a b"
     );
     shell(directory.path(), &script);

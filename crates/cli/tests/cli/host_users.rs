@@ -19,11 +19,11 @@ struct User {
 }
 
 /// Runs the program `$2` with the guest in `$3` as the user whose files are in `$1`, where that user can reach
-/// both: only root may be able to enter the directory that they were built in.
+/// both: only root may be able to enter the directory that they were built in, or to execute the program.
 const AS_USER: &str = r#"
     set -e; files=$1 program=$2 guest=$3; shift 3
     mount --make-rprivate /
-    mount --bind "$program" "$files/mica"; mount --bind "$guest" "$files/guest"
+    [ -e "$files/mica" ] || install -m 755 "$program" "$files/mica"; mount --bind "$guest" "$files/guest"
     for device in fuse net/tun; do mount --bind "$files/dev/${device#net/}" /dev/$device; done
     mount -t tmpfs etc "$files/etc"; mkdir "$files/etc/upper" "$files/etc/work"
     mount -t overlay -o "lowerdir=/etc,upperdir=$files/etc/upper,workdir=$files/etc/work" etc /etc
@@ -37,7 +37,7 @@ impl User {
         let home = Home::empty();
         shell(
             home.path(),
-            "chmod 755 .; : >mica; mkdir guest dev etc t t/owned; mknod dev/fuse c 10 229; mknod dev/tun c 10 200; \
+            "chmod 755 .; mkdir guest dev etc t t/owned; mknod dev/fuse c 10 229; mknod dev/tun c 10 200; \
              chmod 666 dev/*; echo text >t/owned/file; chown 1000:50 t/owned/file; chmod 640 t/owned/file; \
              echo far >t/owned/far; chown 70000 t/owned/far; tar -C t -cf layer.tar owned",
         );

@@ -182,8 +182,9 @@ fn as_other_user(place: &Path, before: &str, command: &str) -> Output {
         mount --make-rprivate /
         mkdir $0/dev $0/place && chown 1234:1234 $0/place
         mknod $0/dev/fuse c 10 229 && chmod 666 $0/dev/fuse && mount --bind $0/dev/fuse /dev/fuse
+        install -m 755 \"$1\" $0/mica
         eval \"$3\"
-        exec setpriv --reuid 1234 --regid 1234 --clear-groups $1 memfs $0/place -- sh -c \"$2\"";
+        exec setpriv --reuid 1234 --regid 1234 --clear-groups $0/mica memfs $0/place -- sh -c \"$2\"";
     let mut unshare = Command::new("unshare");
     unshare.args(["--mount", "sh", "-c", script]).arg(place);
     unshare.args([MICA, command, before]).output().unwrap()

@@ -290,13 +290,13 @@ fn without_root_and_without_fusermount_only_a_command_sees_it() {
     let script = r#"
         set -e
         mount --make-rprivate /
-        chmod 755 "$0"; chown -R 1234:1234 "$0/store" "$0/a"
+        chmod 755 "$0"; chown -R 1234:1234 "$0/store" "$0/a"; install -m 755 "$1" "$0/mica"
         mkdir "$0/dev"; mknod "$0/dev/fuse" c 10 229; chmod 666 "$0/dev/fuse"
         mount --bind "$0/dev/fuse" /dev/fuse
         ! [ -e /usr/bin/fusermount3 ] || mount --bind /dev/null /usr/bin/fusermount3
         as() { setpriv --reuid 1234 --regid 1234 --clear-groups "$@"; }
-        as "$1" mount box "$0/a" -- sh -c 'stat -c %u:%a root srv/run; cat srv/hidden/new || echo refused'
-        as "$1" mount box "$0/a" || echo $?"#;
+        as "$0/mica" mount box "$0/a" -- sh -c 'stat -c %u:%a root srv/run; cat srv/hidden/new || echo refused'
+        as "$0/mica" mount box "$0/a" || echo $?"#;
     let mut unshare = Command::new("unshare");
     unshare
         .args(["--mount", "sh", "-c", script])
@@ -321,7 +321,7 @@ fn without_root_a_tree_is_its_users_to_change() {
     let script = r#"
         set -e
         mount --make-rprivate /
-        chmod 755 "$0"; chown -R nobody "$0/store" "$0/a"; cd "$0"
+        chmod 755 "$0"; chown -R nobody "$0/store" "$0/a"; cd "$0"; install -m 755 "$1" mica; set -- ./mica
         mkdir dev; mknod dev/fuse c 10 229; chmod 666 dev/fuse; mount --bind dev/fuse /dev/fuse
         as() { setpriv --reuid nobody --clear-groups "$@"; }
         as "$1" mount --rw box a
