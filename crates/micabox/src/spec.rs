@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use micabox_vmm::BackendChoice;
 use micabox_wire::{Confinement, Init, TtySize};
@@ -42,6 +43,9 @@ pub struct Spec {
     /// When it ends by itself.
     #[serde(default)]
     pub expiry: Expiry,
+    /// How long its agent may take to answer, if not the backend's default.
+    #[serde(default)]
+    pub boot_timeout: Option<Duration>,
     /// What runs the machine.
     #[serde(default)]
     pub backend: BackendChoice,
@@ -202,6 +206,7 @@ mod tests {
             nested_virtualization: true,
             require_limits: true,
             expiry: Expiry::default(),
+            boot_timeout: Some(Duration::from_millis(1500)),
             backend: BackendChoice::Qemu,
             cold: false,
             auto_remove: false,
@@ -212,6 +217,7 @@ mod tests {
         assert_eq!(again.root, spec.root);
         assert_eq!(again.vsock, spec.vsock);
         assert_eq!(again.backend, spec.backend);
+        assert_eq!(again.boot_timeout, spec.boot_timeout);
         assert!(again.nested_virtualization && again.require_limits);
     }
 }

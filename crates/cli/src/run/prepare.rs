@@ -210,10 +210,13 @@ impl Preparation<'_> {
         let args = self.sandbox;
         let mut builder = builder
             .backend_choice(args.machine.backend.into())
-            .require_limits(args.require_limits)
             .expiry(args.expiry())
             .cancel(self.cancel.clone());
         builder = log::in_owner(builder, self.is_detached);
+        // A copy of a machine that must have limits must have them, too.
+        if args.require_limits {
+            builder = builder.require_limits(true);
+        }
         if let Some(name) = &args.name {
             builder = builder.name(name);
         }

@@ -462,30 +462,33 @@ mod tests {
 
     use super::*;
 
-    fn open(path: &Path, in_place: bool) -> OpenDisk {
-        let file = if in_place {
-            MachineFile::open_for_writing(path)
-        } else {
-            MachineFile::open(path)
-        };
-        OpenDisk {
-            disk: RootDisk {
-                path: path.to_owned(),
-                format: Format::Ext4,
-                in_place,
-                size: 0,
-                uuid: [0; 16],
-                unmapped: None,
-                partition: None,
-                modified: (0, 0),
-            },
-            file: file.unwrap(),
+    impl OpenDisk {
+        /// Opens a file that need not have a filesystem.
+        pub(crate) fn of_any(path: &Path, in_place: bool) -> Self {
+            let file = if in_place {
+                MachineFile::open_for_writing(path)
+            } else {
+                MachineFile::open(path)
+            };
+            Self {
+                disk: RootDisk {
+                    path: path.to_owned(),
+                    format: Format::Ext4,
+                    in_place,
+                    size: 0,
+                    uuid: [0; 16],
+                    unmapped: None,
+                    partition: None,
+                    modified: (0, 0),
+                },
+                file: file.unwrap(),
+            }
         }
     }
 
     /// Whether another root disk of this file could be claimed now.
     fn is_free(path: &Path, in_place: bool) -> bool {
-        match open(path, in_place).claim() {
+        match OpenDisk::of_any(path, in_place).claim() {
             Ok(_) => true,
             Err(Error::RootDisk {
                 problem: DiskProblem::Busy,
@@ -502,7 +505,7 @@ mod tests {
         write(&path, "first").unwrap();
         write(&other, "another").unwrap();
         hard_link(&path, &kept).unwrap();
-        let disk = open(&path, true);
+        let disk = OpenDisk::of_any(&path, true);
         rename(&other, &path).unwrap();
 
         let (claim, file) = disk.claim().unwrap();
@@ -520,12 +523,12 @@ mod tests {
     #[test]
     fn one_open_disk_is_written_to_by_one_sandbox() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let disk = open(file.path(), true);
+        let disk = OpenDisk::of_any(file.path(), true);
         let first = disk.claim().unwrap();
         let busy = disk.claim().unwrap_err().to_string();
         assert!(busy.contains("another sandbox uses it"), "{busy}");
         drop(first);
-        let shared = open(file.path(), false);
+        let shared = OpenDisk::of_any(file.path(), false);
         let _both = [shared.claim().unwrap(), shared.claim().unwrap()];
         disk.claim().unwrap_err();
     }

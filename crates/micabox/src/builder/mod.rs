@@ -435,15 +435,15 @@ impl<K: Kind> Builder<K> {
         self
     }
 
-    /// Makes the start fail unless a control group limits the machine's process. By default, a
-    /// control group is used where one is available ([`micabox_vmm::control_groups`]).
+    /// Makes the start fail unless a control group limits the machine's process, and that of copies of the machine.
+    /// By default, a control group is used where one is available ([`micabox_vmm::control_groups`]).
     #[must_use]
     pub fn require_limits(mut self, required: bool) -> Self {
         self.start.require_limits = required;
         self
     }
 
-    /// Sets how long the guest may take to boot.
+    /// Sets how long the guest may take to boot, in later starts as well.
     #[must_use]
     pub fn boot_timeout(mut self, timeout: Duration) -> Self {
         self.start.boot_timeout = Some(timeout);

@@ -135,6 +135,7 @@ impl Start {
             nested_virtualization: self.nested_virtualization,
             require_limits: self.require_limits,
             expiry: self.expiry,
+            boot_timeout: self.boot_timeout,
             backend: self.backend_choice,
             cold: self.cold,
             auto_remove: self.auto_remove,

@@ -448,7 +448,7 @@ mod tests {
     use micabox_image::Store;
 
     use super::*;
-    use crate::base::{OpenDisk, RootDisk};
+    use crate::base::OpenDisk;
 
     #[test]
     fn changes_in_place_need_a_writable_root_disk() {
@@ -457,18 +457,7 @@ mod tests {
         let check = |in_place, upper| {
             let path = directory.path().join("root.ext4");
             std::fs::write(&path, b"").unwrap();
-            let disk = RootDisk {
-                path: path.clone(),
-                format: crate::Format::Ext4,
-                in_place,
-                size: 16 << 20,
-                uuid: [1; 16],
-                unmapped: None,
-                partition: None,
-                modified: (0, 0),
-            };
-            let file = MachineFile::open(&path).unwrap();
-            let disk = OpenDisk { disk, file };
+            let disk = OpenDisk::of_any(&path, in_place);
             let start = Start::on(&store, Base::Disk(disk));
             Start { upper, ..start }.check_in_place()
         };

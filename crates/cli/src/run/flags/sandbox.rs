@@ -238,7 +238,7 @@ pub struct SandboxArgs {
     pub nested_virtualization: bool,
 
     /// Do not start unless a control group limits the machine's process (`mica doctor` says
-    /// whether one can be had)
+    /// whether one can be had); nor do copies of the machine
     #[arg(long)]
     pub require_limits: bool,
 
