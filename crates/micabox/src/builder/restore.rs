@@ -260,7 +260,7 @@ mod tests {
                 ..crate::Setup::default()
             },
             command: Some(Command::new(["sleep", "9"])),
-            auto_remove: true,
+            auto_remove: false,
             stop_signal: Some(9),
             network: Network::None,
             vsock: Some("/run/box".into()),
@@ -323,6 +323,7 @@ mod tests {
         assert_eq!(copy.expiry, other.expiry);
         assert_eq!(copy.boot_timeout, other.boot_timeout);
         assert_eq!(copy.backend_choice, other.backend_choice);
-        assert!(!copy.cold && !copy.auto_remove && !copy.nested_virtualization);
+        assert_eq!(copy.auto_remove, other.auto_remove);
+        assert!(!copy.cold && !copy.nested_virtualization);
     }
 }
