@@ -177,7 +177,11 @@ pub fn with_file(mut layer: Vec<u8>, path: &str, data: &[u8]) -> Vec<u8> {
 pub fn programs(paths: &[&str]) -> Vec<u8> {
     let mut files: Vec<String> = Vec::new();
     for path in paths {
-        let listed = Command::new("ldd").arg(path).output().unwrap();
+        let listed = Command::new("ldd")
+            .env_remove("LD_PRELOAD")
+            .arg(path)
+            .output()
+            .unwrap();
         let listed = String::from_utf8(listed.stdout).unwrap();
         let libraries = listed
             .split_whitespace()

@@ -257,7 +257,11 @@ impl Layer {
             let source = Path::new("/usr/bin").join(name);
             fs::copy(&source, self.at(&format!("/bin/{name}")))
                 .unwrap_or_else(|error| panic!("{}: {error}", source.display()));
-            let libraries = Command::new("ldd").arg(&source).output().unwrap();
+            let libraries = Command::new("ldd")
+                .env_remove("LD_PRELOAD")
+                .arg(&source)
+                .output()
+                .unwrap();
             for word in String::from_utf8(libraries.stdout)
                 .unwrap()
                 .split_whitespace()
