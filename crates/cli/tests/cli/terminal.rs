@@ -29,6 +29,7 @@ impl Session {
             .args(arguments)
             .env("MICABOX_HOME", home.store())
             .env("MICABOX_CONFIG", "/dev/null")
+            .env("DOCKER_CONFIG", home.path())
             .spawn(slave)
             .unwrap();
         Self {
