@@ -26,7 +26,9 @@ def libraries(program):
     with open(program, "rb") as file:
         if file.read(4) != b"\x7fELF":
             return set()
-    listing = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
+    listing = subprocess.run(
+        ["env", "-u", "LD_PRELOAD", "ldd", program], capture_output=True, text=True, check=False
+    )
     return set(re.findall(r"(/\S+) \(0x", listing.stdout))
 
 

@@ -107,7 +107,7 @@ impl Start {
             boot_timeout: _, // nothing boots
             backend: _,      // what can restore it, or none
             cold: _,         // nothing boots
-            auto_remove: _,  // said by whoever makes it
+            auto_remove: _,  // an option of each copy
         } = spec;
         Self {
             memory_mib: *memory_mib,
