@@ -119,25 +119,31 @@ fn what_is_in_other_files_or_encrypted_is_refused_by_name() {
             "4M",
         ],
     );
+    // `qemu-img` measures the processor before it makes LUKS's keys, and fails where time is
+    // measured coarsely. Its older method has no such keys; the method is a number in the header.
     let encrypted = [
         "--object",
         "secret,id=s,data=secret",
         "-o",
-        "encrypt.format=luks,encrypt.key-secret=s",
+        "encrypt.format=aes,encrypt.key-secret=s",
     ];
     run(
         "qemu-img",
         &[
             &["create", "-q", "-f", "qcow2"][..],
             &encrypted,
-            &[&at("encrypted"), "4M"],
+            &[&at("aes"), "4M"],
         ]
         .concat(),
     );
+    fs::copy(at("aes"), at("luks")).unwrap();
+    let luks = File::options().write(true).open(at("luks")).unwrap();
+    luks.write_all_at(&2_u32.to_be_bytes(), 32).unwrap();
     for (name, why) in [
         ("backed", "base.qcow2"),
         ("external", "external data"),
-        ("encrypted", "encrypted"),
+        ("aes", "encrypted"),
+        ("luks", "encrypted"),
     ] {
         let error = Disk::open(File::open(at(name)).unwrap())
             .unwrap_err()

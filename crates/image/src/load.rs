@@ -84,6 +84,7 @@ pub fn load(
         images: mut found,
         left_out,
         damage,
+        ..
     } = archive.images(&platform, &settings.limits)?;
     let mut failed = damage.map(|problem| LoadError::Archive(archive.error(problem)));
     if let Some(name) = name {
@@ -221,7 +222,7 @@ impl Conversion<'_> {
                 .map(|tag| format!(", only the tag `{tag}`"))
                 .unwrap_or_default();
             progress.event(Event::Notice(&format!(
-                "the archive has no name for {}{tag}; `--name` gives it one",
+                "the archive has no name for {0}{tag}; `mica tag {0} NAME` gives it one",
                 called(image)
             )));
         }

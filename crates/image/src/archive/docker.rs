@@ -65,7 +65,7 @@ pub(super) fn images(
             Ok(image)
         });
         match read {
-            Ok(image) => found.images.push(image),
+            Ok(image) => found.add(image),
             Err(problem) => found.leave_out(problem, true),
         }
     }
@@ -73,15 +73,18 @@ pub(super) fn images(
 }
 
 /// Adds the names in `manifest.json`, if there is one, to the images of a layout.
-pub(super) fn add_names(archive: &Archive, images: &mut [ArchivedImage]) -> Result<(), Problem> {
+pub(super) fn add_names(archive: &Archive, found: &mut Found) -> Result<(), Problem> {
     if archive.member(MANIFEST)?.is_none() {
         return Ok(());
     }
     for item in items(archive)?.into_iter().flatten() {
-        for image in &mut *images {
+        let is_it = |image: &ArchivedImage| {
             let hex = Digest::of(&image.config).hex();
-            if item.config.rsplit('/').next() == Some(hex.as_str()) {
-                image.names.extend(names(&item));
+            item.config.rsplit('/').next() == Some(hex.as_str())
+        };
+        for at in 0..found.images.len() {
+            if found.images.get(at).is_some_and(is_it) {
+                found.name(at, names(&item));
             }
         }
     }

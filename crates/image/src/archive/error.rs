@@ -144,6 +144,14 @@ pub enum Problem {
     /// A name of an image that is none.
     #[error("a name of it: {0}")]
     Name(micabox_oci::reference::ReferenceError),
+    /// A name that the archive gives to another image later.
+    #[error("the name {name} of {image}: an image that comes later has it")]
+    Renamed {
+        /// The name.
+        name: String,
+        /// Manifest digest of the image that loses it.
+        image: Digest,
+    },
     /// A manifest or config that can't be used.
     #[error("{image}: {source}")]
     Manifest {

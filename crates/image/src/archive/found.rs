@@ -3,8 +3,11 @@
 //! An archive is a bundle: signatures, lists of parts and images for other machines are no reason
 //! to load none of it. What is damaged is an error, but no reason to leave out its neighbours.
 
+use std::collections::HashMap;
+
 use super::{ArchivedImage, Problem};
 use crate::manifest::ManifestError;
+use crate::{Digest, Reference};
 
 /// The images of an archive.
 #[derive(Debug, Default)]
@@ -14,18 +17,48 @@ pub(crate) struct Found {
     pub left_out: Vec<Problem>,
     /// What is damaged; the first part of all.
     pub damage: Option<Problem>,
+    /// Places in `images`, by their manifests.
+    manifests: HashMap<Digest, usize>,
+    /// Places in `images`, by the names that have no digest.
+    owners: HashMap<Reference, usize>,
 }
 
 impl Found {
     /// Adds an image. `docker save a:1 a:2` names one manifest twice.
-    pub(super) fn add(&mut self, image: ArchivedImage) {
-        let mut same = self.images.iter_mut();
-        match same.find(|other| other.manifest == image.manifest) {
-            Some(same) => {
-                same.names.extend(image.names);
-                same.bare_tag = same.bare_tag.take().or(image.bare_tag);
-            }
+    pub(super) fn add(&mut self, mut image: ArchivedImage) {
+        let names = std::mem::take(&mut image.names);
+        let at = *self
+            .manifests
+            .entry(Digest::of(&image.manifest))
+            .or_insert(self.images.len());
+        match self.images.get_mut(at) {
+            Some(same) => same.bare_tag = same.bare_tag.take().or(image.bare_tag),
             None => self.images.push(image),
+        }
+        self.name(at, names);
+    }
+
+    /// Gives names to an image. A name is that of the last image that the archive gives it to, as
+    /// with Docker. One with a digest may be a lie, which takes nothing from another image.
+    pub(super) fn name(&mut self, at: usize, names: impl IntoIterator<Item = Reference>) {
+        for name in names {
+            let owner = match name.digest() {
+                Some(_) => None,
+                None => self.owners.insert(name.clone(), at),
+            };
+            if owner == Some(at) {
+                continue;
+            }
+            if let Some(image) = owner.and_then(|owner| self.images.get_mut(owner)) {
+                image.names.retain(|had| *had != name);
+                self.left_out.push(Problem::Renamed {
+                    name: name.familiar(),
+                    image: Digest::of(&image.manifest),
+                });
+            }
+            if let Some(image) = self.images.get_mut(at) {
+                image.names.push(name);
+            }
         }
     }
 

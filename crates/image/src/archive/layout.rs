@@ -3,7 +3,7 @@
 //!
 //! [spec]: https://github.com/opencontainers/image-spec/blob/main/image-layout.md
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{Archive, ArchivedImage, ArchivedLayer, Found, Problem, docker};
 use crate::manifest::{self, Document, Entry, LayerSource, ManifestError, Search};
@@ -27,6 +27,8 @@ struct Group {
     name: Option<Reference>,
     bare_tag: Option<String>,
     entries: Vec<Entry>,
+    /// Documents and platforms of the entries, none of which is there twice.
+    seen: HashSet<(String, Option<Platform>)>,
 }
 
 /// Returns the images that the index names, possibly none.
@@ -53,19 +55,10 @@ pub(super) fn images(
         found.leave_out(problem, false);
     }
     for group in groups(index.entries) {
-        let is_named = group.name.is_some() || group.bare_tag.is_some();
-        let called = group.called();
-        match image(archive, group, wanted, limits) {
-            Ok(image) => found.add(image),
-            Err(Unread::Problem(problem)) => found.leave_out(problem, is_named),
-            Err(Unread::Manifest(source)) => {
-                let image = called;
-                found.leave_out(Problem::Manifest { image, source }, is_named);
-            }
-        }
+        group.find(archive, wanted, limits, &mut found);
     }
     if found.images.iter().all(|image| image.names.is_empty()) {
-        docker::add_names(archive, &mut found.images)?;
+        docker::add_names(archive, &mut found)?;
     }
     Ok(found)
 }
@@ -92,13 +85,15 @@ fn groups(entries: Vec<Entry>) -> Vec<Group> {
                 groups.push(Group {
                     name,
                     bare_tag,
-                    entries: Vec::new(),
+                    ..Group::default()
                 });
                 groups.len() - 1
             }
         };
         if let Some(group) = groups.get_mut(group) {
-            group.entries.push(entry);
+            if group.seen.insert((entry.digest.clone(), entry.platform())) {
+                group.entries.push(entry);
+            }
         }
     }
     // Attestations may have the annotations of the image that they belong to, but are never images.
@@ -113,6 +108,114 @@ fn groups(entries: Vec<Entry>) -> Vec<Group> {
 }
 
 impl Group {
+    /// Adds the group's image. Of several entries for one platform each is an image, and the last
+    /// one has the name, as with containerd.
+    fn find(&self, archive: &Archive, wanted: &Platform, limits: &Limits, found: &mut Found) {
+        let is_named = self.name.is_some() || self.bare_tag.is_some();
+        let all = &self.entries[..];
+        let (first, at) = match self.image(archive, all, wanted, limits) {
+            Ok(image) => image,
+            Err(unread) => return found.leave_out(self.problem(unread), is_named),
+        };
+        let platform = all.get(at).and_then(Entry::platform);
+        let mut first = Some(first);
+        for (number, entry) in all.iter().enumerate() {
+            if number == at {
+                first.take().into_iter().for_each(|image| found.add(image));
+                continue;
+            }
+            let variant = entry.platform();
+            if variant.is_some() && variant != platform {
+                continue;
+            }
+            match self.image(archive, std::slice::from_ref(entry), wanted, limits) {
+                Ok((image, _)) => found.add(image),
+                Err(Unread::Manifest(ManifestError::NoPlatform { .. })) => {}
+                // Tools leave out what wasn't asked for.
+                Err(Unread::Problem(problem @ Problem::Missing { .. })) => {
+                    found.leave_out(problem, false);
+                }
+                Err(unread) => found.leave_out(self.problem(unread), is_named),
+            }
+        }
+    }
+
+    fn problem(&self, unread: Unread) -> Problem {
+        match unread {
+            Unread::Problem(problem) => problem,
+            Unread::Manifest(source) => Problem::Manifest {
+                image: self.called(),
+                source,
+            },
+        }
+    }
+
+    /// Returns the image to which the first of `entries` leads that is for the platform, and the
+    /// number of that entry.
+    fn image(
+        &self,
+        archive: &Archive,
+        entries: &[Entry],
+        wanted: &Platform,
+        limits: &Limits,
+    ) -> Result<(ArchivedImage, usize), Unread> {
+        let mut search = Search::new(wanted.clone());
+        search.entries(entries)?;
+        let mut missing = None;
+        let mut from = 0;
+        loop {
+            let descriptor = match search.next_document() {
+                Ok(descriptor) => descriptor,
+                Err(error @ (ManifestError::NoImage | ManifestError::NoPlatform { .. })) => {
+                    // What is missing may have been the image.
+                    return Err(missing.map_or(error.into(), Unread::Problem));
+                }
+                Err(error) => return Err(error.into()),
+            };
+            // The search is depth first: other documents belong to the entry before them.
+            if let Some(at) = entries.iter().position(|entry| *entry == descriptor) {
+                from = at;
+            }
+            let (bytes, config, layers) = match read(archive, &descriptor, &mut search, limits) {
+                Ok(Some(read)) => read,
+                Ok(None) => continue,
+                Err(Unread::Manifest(ManifestError::TooDeep)) => {
+                    return Err(ManifestError::TooDeep.into());
+                }
+                Err(Unread::Manifest(error)) => {
+                    search.pass_over(error);
+                    continue;
+                }
+                // Tools leave out what wasn't asked for.
+                Err(Unread::Problem(problem @ Problem::Missing { .. })) => {
+                    missing.get_or_insert(problem);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let root = match &self.entries[..] {
+                [only] => only.digest.parse().ok(),
+                _ => None,
+            };
+            let image = ArchivedImage {
+                names: self.name.clone().into_iter().collect(),
+                bare_tag: self.bare_tag.clone(),
+                root: root.unwrap_or_else(|| Digest::of(&bytes)),
+                manifest: bytes,
+                config,
+                layers: layers
+                    .into_iter()
+                    .map(|layer| ArchivedLayer {
+                        name: blob_name(&layer.blob.digest),
+                        blob: layer.blob,
+                        diff_id: layer.diff_id,
+                    })
+                    .collect(),
+            };
+            return Ok((image, from));
+        }
+    }
+
     fn called(&self) -> String {
         match (&self.name, &self.bare_tag) {
             (Some(name), _) => name.familiar(),
@@ -138,63 +241,6 @@ fn name(entry: &Entry) -> (Option<Reference>, Option<String>) {
     match text.parse().ok().filter(|_| is_full) {
         Some(name) => (Some(name), None),
         None => (None, Some(printable(text))),
-    }
-}
-
-fn image(
-    archive: &Archive,
-    group: Group,
-    wanted: &Platform,
-    limits: &Limits,
-) -> Result<ArchivedImage, Unread> {
-    let mut search = Search::new(wanted.clone());
-    search.entries(&group.entries)?;
-    let mut missing = None;
-    loop {
-        let descriptor = match search.next_document() {
-            Ok(descriptor) => descriptor,
-            Err(error @ (ManifestError::NoImage | ManifestError::NoPlatform { .. })) => {
-                // What is missing may have been the image.
-                return Err(missing.map_or(error.into(), Unread::Problem));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let (bytes, config, layers) = match read(archive, &descriptor, &mut search, limits) {
-            Ok(Some(read)) => read,
-            Ok(None) => continue,
-            Err(Unread::Manifest(ManifestError::TooDeep)) => {
-                return Err(ManifestError::TooDeep.into());
-            }
-            Err(Unread::Manifest(error)) => {
-                search.pass_over(error);
-                continue;
-            }
-            // Tools leave out what wasn't asked for.
-            Err(Unread::Problem(problem @ Problem::Missing { .. })) => {
-                missing.get_or_insert(problem);
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
-        let root = match &group.entries[..] {
-            [only] => only.digest.parse().ok(),
-            _ => None,
-        };
-        return Ok(ArchivedImage {
-            names: group.name.into_iter().collect(),
-            bare_tag: group.bare_tag,
-            root: root.unwrap_or_else(|| Digest::of(&bytes)),
-            manifest: bytes,
-            config,
-            layers: layers
-                .into_iter()
-                .map(|layer| ArchivedLayer {
-                    name: blob_name(&layer.blob.digest),
-                    blob: layer.blob,
-                    diff_id: layer.diff_id,
-                })
-                .collect(),
-        });
     }
 }
 

@@ -1,11 +1,11 @@
 //! Names with a digest, which an archive may claim for any image.
 
-use micabox_image::Digest;
+use micabox_image::{Digest, Platform};
 use serde_json::json;
 
 use super::Loader;
 use super::bundle::{FULL_NAME, REF_NAME, blob, docker_save, layout, named, plain_layer};
-use crate::image::{TestImage, index};
+use crate::image::{TestImage, TestLayer, index};
 
 /// Loads an archive, and returns whether the image has the name then.
 fn has_name(bundle: &super::bundle::Bundle, name: &str) -> bool {
@@ -106,4 +106,170 @@ fn sizes_in_an_index_and_in_a_manifest_are_compared() {
     entry.as_object_mut().unwrap().remove("size");
     let bundle = layout(&[entry], &[&image]);
     Loader::new().load(&bundle.write_archive(directory.path()), None);
+}
+
+#[test]
+fn a_name_of_several_images_is_that_of_the_last_one_and_none_is_lost() {
+    let make = |seed| TestImage::new(vec![TestLayer::noise(seed, 10)]);
+    let (first, second, third) = (make(1), make(2), make(3));
+    let elsewhere = "linux/s390x".parse().unwrap();
+    let other = TestImage::for_platform(vec![TestLayer::noise(4, 10)], &elsewhere);
+    let entry = |image: &TestImage| named(image, REF_NAME, "x:1");
+    let host = Platform::host().to_string();
+    let on_host = |image: &TestImage| {
+        let mut entry = image.entry(Some(&host));
+        entry["annotations"] = json!({REF_NAME: "x:1"});
+        entry
+    };
+    let nested = index(&[second.entry(None)]);
+    let nesting = json!({
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "digest": Digest::of(&nested), "size": nested.len(),
+        "annotations": {REF_NAME: "x:1"},
+    });
+    // What has no name is no less an image.
+    let plain = [first.entry(Some(&host)), second.entry(Some(&host))];
+    // (entries, images in their order, the one with the name)
+    for (entries, images, named) in [
+        (
+            vec![entry(&first), entry(&second)],
+            vec![&first, &second],
+            Some(&second),
+        ),
+        (
+            vec![entry(&second), entry(&first)],
+            vec![&second, &first],
+            Some(&first),
+        ),
+        (
+            vec![on_host(&first), on_host(&second)],
+            vec![&first, &second],
+            Some(&second),
+        ),
+        (
+            vec![on_host(&first), entry(&second)],
+            vec![&first, &second],
+            Some(&second),
+        ),
+        (
+            vec![entry(&first), nesting.clone()],
+            vec![&first, &second],
+            Some(&second),
+        ),
+        (
+            vec![nesting, entry(&first)],
+            vec![&second, &first],
+            Some(&first),
+        ),
+        (
+            vec![entry(&first), entry(&other), entry(&third), entry(&first)],
+            vec![&first, &third],
+            Some(&third),
+        ),
+        (
+            vec![entry(&other), entry(&second), entry(&other)],
+            vec![&second],
+            Some(&second),
+        ),
+        (plain.to_vec(), vec![&first, &second], None),
+    ] {
+        let bundle = layout(&entries, &[&first, &second, &third, &other])
+            .with(&blob(&Digest::of(&nested)), nested.clone());
+        let loader = Loader::new();
+        let directory = tempfile::tempdir().unwrap();
+        let path = bundle.write_archive(directory.path());
+        let loaded = loader.load(&path, None);
+        let digests = |images: &[&TestImage]| images.iter().map(|one| one.digest()).collect();
+        let found: Vec<_> = loaded.iter().map(|image| image.manifest_digest).collect();
+        let expected: Vec<_> = digests(&images);
+        assert_eq!(found, expected, "{entries:?}");
+        let notices = loader.notices();
+        for image in &images {
+            let digest = image.digest().to_string();
+            assert!(loader.store.image(&digest).is_ok());
+            let has_name = named.is_some_and(|named| named.digest() == image.digest());
+            let loses = format!("left out the name x:1 of {digest}");
+            assert_eq!(
+                notices.contains(&loses),
+                named.is_some() && !has_name,
+                "{notices}"
+            );
+            assert_eq!(
+                notices.contains(&format!("mica tag {digest}")),
+                !has_name,
+                "{notices}"
+            );
+        }
+        let named = named.map(|image| image.digest());
+        let found = loader
+            .store
+            .image("x:1")
+            .ok()
+            .map(|image| image.manifest_digest);
+        assert_eq!(found, named, "{entries:?}");
+        if images.len() > 1 {
+            let error = Loader::new()
+                .try_load(&path, Some("new:1"))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(&images[0].digest().to_string()), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_name_of_several_images_of_a_docker_archive_is_that_of_the_last_one() {
+    let images = ["a", "b"].map(|name| TestImage::new(vec![plain_layer(name)]));
+    let saved = docker_save(&[(&images[0], &["x:1", "y:1"]), (&images[1], &["x:1"])]);
+    let directory = tempfile::tempdir().unwrap();
+    let loader = Loader::new();
+    let loaded = loader.load(&saved.write_archive(directory.path()), None);
+    let layers = |name| loader.store.image(name).unwrap().manifest_digest;
+    assert_eq!(
+        [layers("y:1"), layers("x:1")],
+        [loaded[0].manifest_digest, loaded[1].manifest_digest]
+    );
+    assert!(
+        loader
+            .notices()
+            .contains("left out the name x:1 of sha256:"),
+        "{}",
+        loader.notices()
+    );
+}
+
+#[test]
+fn what_is_wrong_with_another_image_of_a_name_is_said() {
+    let (image, other) = (TestImage::small(), TestImage::large());
+    let entries = [&other, &image].map(|image| named(image, REF_NAME, "x:1"));
+    let whole = layout(&entries, &[&image, &other]);
+    let manifest = blob(&other.digest());
+    let directory = tempfile::tempdir().unwrap();
+    // A tool that copies an index copies some of the images.
+    let sparse = whole
+        .clone()
+        .without(&manifest)
+        .write_archive(directory.path());
+    let loader = Loader::new();
+    assert_eq!(loader.load(&sparse, None).len(), 1);
+    // The same beside one that comes later.
+    let reversed = layout(&[entries[1].clone(), entries[0].clone()], &[&image]);
+    let loader = Loader::new();
+    assert_eq!(
+        loader
+            .load(&reversed.write_archive(directory.path()), None)
+            .len(),
+        1
+    );
+    assert!(
+        loader
+            .notices()
+            .contains(&format!("left out `{manifest}` is missing"))
+    );
+    assert!(loader.store.image("x:1").is_ok());
+    let damaged = layout(&[entries[1].clone(), entries[0].clone()], &[&image, &other])
+        .with(&manifest, [other.manifest.clone(), vec![b' ']].concat());
+    let path = damaged.write_archive(directory.path());
+    let error = Loader::new().try_load(&path, None).unwrap_err().to_string();
+    assert!(error.contains("is damaged"), "{error}");
 }

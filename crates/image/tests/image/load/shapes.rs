@@ -103,7 +103,7 @@ fn names_of_images_come_from_annotations() {
             None => {
                 let notices = loader.notices();
                 assert!(
-                    notices.contains("--name") && notices.contains(value),
+                    notices.contains("mica tag") && notices.contains(value),
                     "{notices}"
                 );
                 assert!(notices.contains(&image.digest().to_string()), "{notices}");

@@ -48,7 +48,7 @@ fn skopeo_copies_to_every_shape() {
         assert_is(&loaded[0], &image);
         match name {
             Some(name) => assert!(loader.store.image(name).is_ok(), "{to}"),
-            None => assert!(loader.notices().contains("--name"), "{to}"),
+            None => assert!(loader.notices().contains("mica tag"), "{to}"),
         }
     }
 }
