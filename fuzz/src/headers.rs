@@ -29,7 +29,7 @@ fn ranges(value: &[u8]) {
     let Ok(value) = str::from_utf8(value) else {
         return;
     };
-    let Some((first, total)) = content_range(value) else {
+    let Some((first, _, total)) = content_range(value) else {
         return;
     };
     let rest = value.trim().strip_prefix("bytes ").expect("the unit");

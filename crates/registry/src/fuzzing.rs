@@ -18,9 +18,10 @@ pub fn challenges(value: &[u8]) -> Vec<[Option<String>; 4]> {
     found.iter().map(fields).collect()
 }
 
-/// Parses `Content-Range` into the first byte and the total length.
-pub fn content_range(value: &str) -> Option<(u64, Option<u64>)> {
-    transfer::content_range(value)
+/// Parses `Content-Range` into the first byte, the last one and the total length.
+pub fn content_range(value: &str) -> Option<(u64, Option<u64>, Option<u64>)> {
+    let range = transfer::ContentRange::parse(value)?;
+    Some((range.first, range.last, range.total))
 }
 
 /// Parses `Retry-After` into the requested pause.

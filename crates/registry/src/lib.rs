@@ -19,6 +19,7 @@ mod http;
 mod login;
 mod outgoing;
 mod push;
+mod ranges;
 mod retry;
 mod settings;
 mod transfer;
@@ -28,6 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use reqwest::Method;
 use reqwest::header::{ACCEPT, HeaderMap, HeaderValue};
+use tokio::sync::Semaphore;
 use url::Url;
 
 pub use credentials::{Credential, CredentialError, Credentials};
@@ -62,6 +64,8 @@ pub struct Repository {
     sources: Vec<Source>,
     settings: Arc<Settings>,
     progress: Arc<dyn Progress>,
+    /// Connections beyond the first of each blob.
+    extra: Semaphore,
 }
 
 /// A place that may have a repository: a mirror or the registry itself.
@@ -77,6 +81,8 @@ pub(crate) struct Source {
     mirror_of: Option<String>,
     /// Whether it failed in a way that makes further requests a waste of time.
     is_out: AtomicBool,
+    /// Whether its answers to ranges are none.
+    no_ranges: AtomicBool,
 }
 
 impl Source {
@@ -101,11 +107,20 @@ impl Source {
             auth: Authenticator::new(host, repository, credentials.clone()),
             mirror_of: None,
             is_out: AtomicBool::new(false),
+            no_ranges: AtomicBool::new(false),
         })
     }
 
     fn is_mirror(&self) -> bool {
         self.mirror_of.is_some()
+    }
+
+    fn has_no_ranges(&self) -> bool {
+        self.no_ranges.load(Ordering::Relaxed)
+    }
+
+    fn note_no_ranges(&self) {
+        self.no_ranges.store(true, Ordering::Relaxed);
     }
 
     async fn get(&self, url: &Url, headers: &HeaderMap) -> Result<Answer, Reason> {
@@ -184,6 +199,7 @@ impl Repository {
             sources,
             settings: Arc::clone(settings),
             progress: Arc::clone(progress),
+            extra: Semaphore::new(settings.transfer.connections.get() - 1),
         })
     }
 
@@ -252,6 +268,7 @@ impl Repository {
             size: blob.size,
             sender: &mut sender,
             progress: &*self.progress,
+            extra: &self.extra,
         };
         let mut error = None;
         for (source, is_last) in self.sources() {

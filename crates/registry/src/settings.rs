@@ -1,6 +1,7 @@
 //! How to reach registries: mirrors, certificate authorities, timeouts.
 
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -47,6 +48,10 @@ pub struct Transfer {
     /// Attempts at one request to one registry without any progress.
     #[serde(deserialize_with = "attempts")]
     pub attempts: u32,
+    /// Connections for one large blob, a range on each. All blobs of an image share those beyond
+    /// the first of each.
+    #[serde(deserialize_with = "connections")]
+    pub connections: NonZero<usize>,
     /// Longest pause that a registry may ask for.
     #[serde(deserialize_with = "seconds")]
     pub longest_pause: Duration,
@@ -61,6 +66,7 @@ impl Default for Transfer {
             connect_timeout: Duration::from_secs(15),
             idle_timeout: Duration::from_secs(30),
             attempts: 6,
+            connections: const { NonZero::new(8).unwrap() },
             longest_pause: Duration::from_secs(60),
             first_pause: Duration::from_millis(250),
         }
@@ -143,4 +149,11 @@ fn attempts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error>
             "{attempts} is not within 1 to 100"
         ))),
     }
+}
+
+fn connections<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NonZero<usize>, D::Error> {
+    let connections = usize::deserialize(deserializer)?;
+    NonZero::new(connections)
+        .filter(|connections| connections.get() <= 32)
+        .ok_or_else(|| de::Error::custom(format!("{connections} is not within 1 to 32")))
 }

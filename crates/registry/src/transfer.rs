@@ -6,15 +6,18 @@
 //! bytes that the reader already has are skipped.
 
 use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Buf, Bytes};
 use reqwest::header::{HeaderMap, HeaderValue, RANGE};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use url::Url;
 
 use crate::Source;
 use crate::error::Reason;
 use crate::http::Answer;
+use crate::ranges::{self, Stopped, Window};
 use crate::retry::Attempts;
 use micabox_oci::Digest;
 use micabox_oci::progress::{Event, LayerState, Progress};
@@ -40,7 +43,13 @@ pub fn channel() -> (BlobSender, BlobReader) {
         current: Bytes::new(),
         finished: false,
     };
-    (BlobSender { sender, offset: 0 }, reader)
+    let sender = BlobSender {
+        sender,
+        offset: 0,
+        one_connection: false,
+        ranges_used: Arc::default(),
+    };
+    (sender, reader)
 }
 
 enum Piece {
@@ -54,6 +63,17 @@ impl BlobSender {
     pub fn skip(&mut self, bytes: u64) {
         self.offset = bytes;
     }
+
+    /// Fetches the blob on one connection, however large it is.
+    pub fn use_one_connection(&mut self) {
+        self.one_connection = true;
+    }
+
+    /// Returns what becomes true once the blob is fetched in ranges on several connections.
+    #[must_use]
+    pub fn ranges_used(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.ranges_used)
+    }
 }
 
 /// The sending end of a blob's stream, fed from the network.
@@ -61,6 +81,8 @@ pub struct BlobSender {
     sender: mpsc::Sender<Piece>,
     /// How many of the blob's bytes the reader has.
     offset: u64,
+    one_connection: bool,
+    ranges_used: Arc<AtomicBool>,
 }
 
 /// The reading end of a blob's stream, for a conversion on a thread that may block.
@@ -117,6 +139,8 @@ pub(crate) struct Incoming<'a> {
     pub size: u64,
     pub sender: &'a mut BlobSender,
     pub progress: &'a dyn Progress,
+    /// Connections beyond the first of each blob.
+    pub extra: &'a Semaphore,
 }
 
 impl Incoming<'_> {
@@ -131,9 +155,18 @@ impl Incoming<'_> {
         let transfer = source.http.transfer();
         let mut attempts = Attempts::new(transfer, source.is_mirror());
         let mut ranges = true;
+        let mut connections = match self.sender.one_connection {
+            true => 1,
+            false => transfer.connections.get(),
+        };
         loop {
             let start = self.sender.offset;
-            let reason = match self.attempt(source, url, &mut ranges).await {
+            let attempt = if connections > 1 && self.is_large() && !source.has_no_ranges() {
+                self.on_several(source, url, &mut connections).await
+            } else {
+                self.attempt(source, url, &mut ranges).await
+            };
+            let reason = match attempt {
                 Err(Interrupted::Failed(reason)) => reason,
                 Ok(Part::Last) => return Ok(()),
                 Ok(Part::More) => continue,
@@ -149,6 +182,40 @@ impl Incoming<'_> {
                 pause,
             });
             tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Returns whether what is missing is worth more than one connection.
+    fn is_large(&self) -> bool {
+        self.size.saturating_sub(self.sender.offset) >= 2 * ranges::LENGTH
+    }
+
+    /// Sends what is missing by ranges, on at most `connections`. After a failure that is half as
+    /// many as there were: some registries refuse or break what is too much for them.
+    async fn on_several(
+        &mut self,
+        source: &Source,
+        url: &Url,
+        connections: &mut usize,
+    ) -> Result<Part, Interrupted> {
+        let mut window = Window::new(*connections);
+        let extra = self.extra;
+        let stopped = match ranges::run(self, source, url, extra, &mut window).await {
+            Ok(()) => return Ok(Part::Last),
+            Err(stopped) => stopped,
+        };
+        match stopped {
+            Stopped::Unusable => {
+                source.note_no_ranges();
+                Ok(Part::More)
+            }
+            Stopped::Interrupted(interrupted) => {
+                *connections = match &interrupted {
+                    Interrupted::Failed(Reason::RateLimited(_) | Reason::Server { .. }) => 1,
+                    _ => window.ranges / 2,
+                };
+                Err(interrupted)
+            }
         }
     }
 
@@ -183,7 +250,10 @@ impl Incoming<'_> {
                 self.check_size(at)?;
             }
             piece.advance(seen as usize);
-            self.send(piece).await?;
+            if !piece.is_empty() {
+                self.place().await?;
+                self.send(piece)?;
+            }
         }
         if at == self.size {
             Ok(Part::Last)
@@ -210,12 +280,13 @@ impl Incoming<'_> {
                 Ok(Some(0))
             }
             206 => {
-                let Some((first, total)) = answer.header("content-range").and_then(content_range)
-                else {
+                let range = answer.header("content-range");
+                let Some(range) = range.and_then(ContentRange::parse) else {
                     return Ok(None);
                 };
+                let total = range.total;
                 total.map_or(Ok(()), |total| self.check_size(total))?;
-                Ok(Some(first).filter(|first| *first <= self.sender.offset))
+                Ok(Some(range.first).filter(|first| *first <= self.sender.offset))
             }
             _ => Ok(None),
         }
@@ -230,12 +301,28 @@ impl Incoming<'_> {
         source.get(url, &headers).await
     }
 
-    async fn send(&mut self, piece: Bytes) -> Result<(), Interrupted> {
-        if piece.is_empty() {
-            return Ok(());
-        }
+    /// Notes that the reader has bytes from ranges on several connections.
+    pub(crate) fn note_ranges(&self) {
+        self.sender.ranges_used.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns how many of the blob's bytes the reader has.
+    pub(crate) fn offset(&self) -> u64 {
+        self.sender.offset
+    }
+
+    /// Waits until one more piece has a place; returns whether the reader had nothing left.
+    pub(crate) async fn place(&self) -> Result<bool, Interrupted> {
+        let sender = &self.sender.sender;
+        let reader_waits = sender.capacity() == PIECES;
+        let place = sender.reserve().await;
+        place.map(|_| reader_waits).map_err(|_| Interrupted::HungUp)
+    }
+
+    /// Sends a piece, for which there is a place: nobody else sends.
+    pub(crate) fn send(&mut self, piece: Bytes) -> Result<(), Interrupted> {
         let length = piece.len() as u64;
-        let sent = self.sender.sender.send(Piece::Bytes(piece)).await;
+        let sent = self.sender.sender.try_send(Piece::Bytes(piece));
         sent.map_err(|_| Interrupted::HungUp)?;
         self.sender.offset += length;
         self.event(LayerState::Received {
@@ -261,12 +348,29 @@ impl Incoming<'_> {
     }
 }
 
-/// Parses `bytes 7-11/12` into the first byte and the total, if known.
-pub(crate) fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
-    let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
-    let (first, _) = range.split_once('-')?;
-    let number = |text: &str| text.trim().parse::<u64>().ok();
-    Some((number(first)?, number(total)))
+/// A `Content-Range`, such as `bytes 7-11/12`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContentRange {
+    /// First byte.
+    pub first: u64,
+    /// Last byte.
+    pub last: Option<u64>,
+    /// Length of the whole, if it is known.
+    pub total: Option<u64>,
+}
+
+impl ContentRange {
+    /// Parses a header's value; `None` if it has no first byte.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+        let (first, last) = range.split_once('-')?;
+        let number = |text: &str| text.trim().parse::<u64>().ok();
+        Some(Self {
+            first: number(first)?,
+            last: number(last),
+            total: number(total),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -275,8 +379,15 @@ mod tests {
 
     #[test]
     fn content_ranges_are_parsed() {
-        assert_eq!(content_range("bytes 7-11/12"), Some((7, Some(12))));
-        assert_eq!(content_range("bytes 7-11/*"), Some((7, None)));
+        for (text, last, total) in [
+            ("bytes 7-11/12", Some(11), Some(12)),
+            ("bytes 7-11/*", Some(11), None),
+            ("bytes 7-/12", None, Some(12)),
+        ] {
+            let first = 7;
+            let range = ContentRange { first, last, total };
+            assert_eq!(ContentRange::parse(text), Some(range), "{text}");
+        }
         for nonsense in [
             "",
             "bytes",
@@ -285,7 +396,7 @@ mod tests {
             "bytes -5-11/12",
             "items 0-1/2",
         ] {
-            assert_eq!(content_range(nonsense), None, "{nonsense}");
+            assert_eq!(ContentRange::parse(nonsense), None, "{nonsense}");
         }
     }
 

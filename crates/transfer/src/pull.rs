@@ -4,6 +4,8 @@
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
 use tokio::sync::{Semaphore, oneshot, watch};
@@ -434,25 +436,45 @@ enum Attempt {
     Ended(Result<(), PullError>),
     /// The part of the blob that an earlier pull kept is damaged. It is removed now.
     KeptWasBad,
+    /// The blob was fetched in ranges, and is damaged.
+    RangesWereBad,
 }
 
 impl LayerTask {
     async fn run(self) -> Result<(), PullError> {
+        let mut one_connection = false;
         loop {
-            match self.attempt().await {
+            match self.attempt(one_connection).await {
                 Attempt::Ended(outcome) => return outcome,
                 // Can't happen again: now there is no kept part.
                 Attempt::KeptWasBad => {}
+                Attempt::RangesWereBad => {
+                    one_connection = true;
+                    let state = LayerState::Retrying {
+                        reason: "its ranges are not the whole blob's; fetching it on one connection",
+                        pause: Duration::ZERO,
+                    };
+                    let diff_id = &self.layer.diff_id;
+                    self.progress.event(Event::Layer { diff_id, state });
+                }
             }
         }
     }
 
-    async fn attempt(&self) -> Attempt {
+    async fn attempt(&self, one_connection: bool) -> Attempt {
         let mut cancelled = self.cancelled.clone();
         if *cancelled.borrow() {
             return Attempt::Ended(Ok(()));
         }
         let (mut sender, reader) = registry::channel();
+        if one_connection {
+            sender.use_one_connection();
+        }
+        let ranges = sender.ranges_used();
+        let converted = |from, kept, converted| {
+            let in_ranges = ranges.load(Ordering::Relaxed);
+            self.converted(from, kept, in_ranges, joined(converted))
+        };
         let (claimed, claim) = oneshot::channel();
         let mut conversion = self.convert(reader, claimed);
         // The registry is asked for the layer only once this process has the right to make it.
@@ -463,7 +485,7 @@ impl LayerTask {
             _ = cancelled.wait_for(|cancelled| *cancelled) => return Attempt::Ended(Ok(())),
         };
         let Some(kept) = kept else {
-            return self.converted(None, 0, joined(conversion.await));
+            return converted(None, 0, conversion.await);
         };
         sender.skip(kept);
         let mut from = None;
@@ -478,15 +500,16 @@ impl LayerTask {
                 }
                 Err(error) => Some(Err(error.into())),
             },
-            converted = &mut conversion => {
-                return self.converted(None, kept, joined(converted));
-            }
+            ended = &mut conversion => return converted(None, kept, ended),
             _ = cancelled.wait_for(|cancelled| *cancelled) => Some(Ok(())),
         };
-        let converted = joined(conversion.await);
+        let ended = conversion.await;
         match early {
-            Some(outcome) => Attempt::Ended(outcome),
-            None => self.converted(from, kept, converted),
+            Some(outcome) => {
+                joined(ended).ok();
+                Attempt::Ended(outcome)
+            }
+            None => converted(from, kept, ended),
         }
     }
 
@@ -541,11 +564,12 @@ impl LayerTask {
     }
 
     /// Turns a conversion's result into an attempt's. The first `kept` bytes of the blob are an
-    /// earlier pull's.
+    /// earlier pull's, and others came in ranges if `in_ranges`.
     fn converted(
         &self,
         from: Option<String>,
         kept: u64,
+        in_ranges: bool,
         converted: Result<LayerState<'static>, ConvertError>,
     ) -> Attempt {
         Attempt::Ended(match converted {
@@ -558,6 +582,10 @@ impl LayerTask {
             // The kept bytes may have been damaged on disk.
             Err(ConvertError::Layer(source)) if kept > 0 && source.is_about_bytes() => {
                 return Attempt::KeptWasBad;
+            }
+            // A registry, or a cache before it, whose ranges are of something else.
+            Err(ConvertError::Layer(source)) if in_ranges && source.is_about_bytes() => {
+                return Attempt::RangesWereBad;
             }
             Err(ConvertError::Layer(source)) => Err(PullError::Layer {
                 reference: Box::new(self.reference.clone()),

@@ -188,6 +188,7 @@ mod tests {
             defaults.transfer.idle_timeout
         );
         assert_eq!(example.transfer.attempts, defaults.transfer.attempts);
+        assert_eq!(example.transfer.connections, defaults.transfer.connections);
         assert_eq!(
             example.transfer.longest_pause,
             defaults.transfer.longest_pause
@@ -236,6 +237,8 @@ mod tests {
             ("parallel-layers = 0", "1 to 16"),
             ("[transfer]\nidle-timeout = 0", "seconds"),
             ("[transfer]\nattempts = 0", "1 to 100"),
+            ("[transfer]\nconnections = 0", "1 to 32"),
+            ("[transfer]\nconnections = 33", "1 to 32"),
             ("[limits]\nentires = 3", "entires"),
             ("[registry.\"https://docker.io\"]", "without scheme"),
             ("[registry.\"index.docker.io\"]", "host[:port]"),

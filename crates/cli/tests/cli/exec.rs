@@ -143,15 +143,21 @@ fn an_idle_sandbox_lives_until_it_is_stopped_or_unused() {
     home.output(&["start", "it"]).ok();
     assert_eq!(it.exec(&[], &["cat", "/kept"]).ok(), "kept\n");
 
-    // Used again and again, it stays; then it ends by itself.
-    let update = ["update", "--idle-timeout", "4", "it"];
+    // Used again and again, it stays, however long what uses it is silent.
+    let script = |file| format!("echo ready; until [ -e {file} ]; do sleep 0.1; done; sleep 1.5");
+    let first = it.ready(&script("/first"));
+    let update = ["update", "--idle-timeout", "1", "it"];
     assert_eq!(home.output(&update).ok(), "it\n");
-    for _ in 0..2 {
-        it.exec(&[], &["sleep", "2.5"]).ok();
-    }
+    let second = it.ready(&script("/second"));
+    it.exec(&[], &["touch", "/first"]).ok();
+    assert_eq!(first.wait(), 0);
     let waiting = home.start(&["wait", "it"]);
-    std::thread::sleep(Duration::from_millis(4500));
+    wait_until("a client waits", || waiting.is_connected());
+    it.exec(&[], &["touch", "/second"]).ok();
+    assert_eq!(second.wait(), 0);
+    std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(home.output(&["ps", "-q"]).ok().lines().count(), 1);
+    // Then it ends by itself.
     waiting.signal(KILL);
     waiting.wait();
     wait_until("it ends", || home.output(&["ps", "-q"]).ok().is_empty());

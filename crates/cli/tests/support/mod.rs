@@ -319,6 +319,23 @@ impl Running {
         line.trim_end().to_owned()
     }
 
+    /// Returns whether it has a Unix connection.
+    pub fn is_connected(&self) -> bool {
+        const CONNECTED: &str = "03";
+        let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+        let connected: Vec<String> = sockets
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .filter(|fields: &Vec<_>| fields.get(5) == Some(&CONNECTED))
+            .map(|fields| format!("socket:[{}]", fields[6]))
+            .collect();
+        let files = fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
+        files
+            .flatten()
+            .filter_map(|file| fs::read_link(file.path()).ok())
+            .any(|link| connected.iter().any(|socket| link == Path::new(socket)))
+    }
+
     pub fn signal(&self, signal: i32) {
         let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed()).unwrap();
         let signal = rustix::process::Signal::from_named_raw(signal).unwrap();

@@ -12,6 +12,7 @@ mod login;
 mod mirrors;
 mod plain;
 mod push;
+mod ranges;
 mod real;
 mod server;
 mod uploads;

@@ -4,6 +4,7 @@ use micabox_registry::{Mirror, Registry as RegistrySettings};
 
 use crate::Puller;
 use crate::image::TestImage;
+use crate::ranges::{self, RANGE};
 use crate::server::{End, Registry, Reply};
 
 /// A puller that asks `mirrors` before `origin`.
@@ -126,4 +127,18 @@ fn a_dead_mirror_is_tried_once_for_an_image() {
     puller.assert_has(&puller.pull(&origin.reference("x:1")), &image);
     // The manifest, twice; neither the config nor the layers.
     assert_eq!(mirror.requests().len(), 2);
+}
+
+#[test]
+fn what_a_mirror_lacks_of_a_blob_comes_from_the_registry_from_there_on() {
+    let image = ranges::image();
+    let (mirror, origin) = pair(&image);
+    ranges::spoil(&mirror, &image, RANGE, usize::MAX, |_, _| {
+        Reply::error(404, "gone")
+    });
+    let puller = puller(&origin, &[&mirror.host()]);
+    puller.assert_has(&puller.pull(&origin.reference("x:1")), &image);
+    let requests = origin.layer_requests(&image);
+    let mut starts = requests.iter().map(|one| one.range_start().unwrap());
+    assert!(starts.all(|start| start >= RANGE), "{requests:?}");
 }

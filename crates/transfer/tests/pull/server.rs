@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 
@@ -42,8 +43,18 @@ impl Request {
 
     /// Returns the first byte of the requested range, if there is one.
     pub fn range_start(&self) -> Option<usize> {
+        Some(self.range(usize::MAX)?.start)
+    }
+
+    /// Returns the requested range of a blob of `total` bytes, if there is one.
+    pub fn range(&self, total: usize) -> Option<Range<usize>> {
         let range = self.header("range")?.strip_prefix("bytes=")?;
-        Some(range.strip_suffix('-')?.parse().unwrap())
+        let (first, last) = range.split_once('-').unwrap();
+        let end = match last {
+            "" => total,
+            last => last.parse::<usize>().unwrap() + 1,
+        };
+        Some(first.parse().unwrap()..end.min(total))
     }
 }
 
@@ -122,8 +133,12 @@ struct State {
     /// Layers that are being served, and the highest number so far.
     active: usize,
     peak: usize,
+    /// Requests for layers so far.
+    asked: usize,
     /// Serves layers only once this many were requested at the same time.
     gather: usize,
+    /// Serves ranges but the first only once this many requests for layers have come.
+    ranges_wait_for: usize,
     ignores_ranges: bool,
     /// Numbers of body bytes after which the next PATCH requests fail.
     breaks: Vec<usize>,
@@ -254,6 +269,10 @@ impl Registry {
         self.state().gather = count;
     }
 
+    pub fn ranges_wait_for(&self, requests: usize) {
+        self.state().ranges_wait_for = requests;
+    }
+
     pub fn peak(&self) -> usize {
         self.state().peak
     }
@@ -281,9 +300,11 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> Option<()> {
         state.requests.push(request.clone());
         if is_layer {
             state.active += 1;
+            state.asked += 1;
             state.peak = state.peak.max(state.active);
             shared.changed.notify_all();
-            while state.peak < state.gather {
+            let is_later = request.range_start().is_some_and(|start| start > 0);
+            while state.peak < state.gather || is_later && state.asked < state.ranges_wait_for {
                 state = shared.changed.wait(state).unwrap();
             }
         }
@@ -350,16 +371,16 @@ fn stored(state: &State, request: &Request) -> Reply {
         return Reply::error(404, "not here");
     };
     let total = bytes.len();
-    let start = request.range_start().filter(|_| !state.ignores_ranges);
-    let reply = match start {
+    let range = request.range(total).filter(|_| !state.ignores_ranges);
+    let reply = match range {
         None => Reply::new(200, bytes.clone()),
-        Some(start) if start >= total => {
+        Some(range) if range.start >= total => {
             return Reply::new(416, "").header("content-range", format!("bytes */{total}"));
         }
-        Some(start) => Reply::new(206, &bytes[start..]).header(
-            "content-range",
-            format!("bytes {start}-{}/{total}", total - 1),
-        ),
+        Some(range) => {
+            let header = format!("bytes {}-{}/{total}", range.start, range.end - 1);
+            Reply::new(206, &bytes[range]).header("content-range", header)
+        }
     };
     reply.header("content-type", media_type)
 }
