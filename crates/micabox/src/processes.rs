@@ -144,6 +144,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_sandbox_may_be_silent_for_as_long_as_in_every_language() {
+        let table = include_str!("../../../sdk/cases.json");
+        let table: serde_json::Value = serde_json::from_str(table).unwrap();
+        let limits = ["processes", "files"].map(|what| table["limits"][what].as_u64());
+        let files = u64::try_from(crate::files::ANSWER_TIMEOUT.as_millis()).unwrap();
+        assert_eq!(limits, [Some(ANSWER_TIMEOUT), Some(files)]);
+    }
+
+    #[test]
     fn a_list_of_processes_is_parsed_and_nonsense_is_refused() {
         let list = "uptime 100.50\n1 0 0 S 0 7 9000 1024 /bin/sh -c x\n\
                     12 1 1000 R 34817 150 10000 4 [kworker]\n";

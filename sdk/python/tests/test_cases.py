@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import micabox
 from micabox import AsyncImages, AsyncSandbox, Sandbox, SandboxException, images, server
+from micabox.core import commands, files
 
 from .support import IMAGE, children, mica, wait_until
 
@@ -237,6 +238,11 @@ class CasesTest(unittest.TestCase):
         for field in ("kind", "reason"):
             if field in case:
                 self.assertEqual(getattr(failure, field), case[field], repr(failure))
+
+    def test_a_sandbox_may_be_silent_for_as_long_as_in_every_language(self) -> None:
+        ours = {"files": files.ANSWER_TIMEOUT, "processes": commands.ANSWER_TIMEOUT}
+        limits = {name: limit for name, limit in _TABLE["limits"].items() if name != "about"}
+        self.assertEqual(ours, limits)
 
     def test_wrong_input_has_the_same_error_in_every_language(self) -> None:
         self.assertGreater(len(_CASES), 20)

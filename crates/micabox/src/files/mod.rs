@@ -24,7 +24,7 @@ pub use stream::{Entries, FileReader, FileWriter};
 pub use watch::{FileEvent, Watch};
 
 /// How long the guest may be silent. It has nothing to say while it removes a large tree.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Most bytes of a file that [`Files::read`] returns.
 const MAX_READ: u64 = 256 << 20;

@@ -18,7 +18,7 @@ from micabox.protocol.frames import STDOUT
 # The agent's list of processes.
 _PROCESSES = "\0processes"
 _MAX_LIST = 16 << 20
-_ANSWER_TIMEOUT = 60_000
+ANSWER_TIMEOUT = 60_000
 _TICKS = 100.0
 
 
@@ -81,7 +81,7 @@ class Commands:
         request = {
             "type": "exec",
             "argv": [_PROCESSES],
-            "answer_timeout": _ANSWER_TIMEOUT,
+            "answer_timeout": ANSWER_TIMEOUT,
             "stdout": "frames",
         }
         process = await Process.start(self._owner.io, await self._owner.connect(), request)

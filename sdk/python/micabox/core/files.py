@@ -33,8 +33,8 @@ from micabox.protocol.frames import STDOUT
 from micabox.protocol.replies import ReplyDecoder, encode_reply, encode_text, text
 
 _FILES = "\0files"
-# Milliseconds that the guest may be silent.
-_ANSWER_TIMEOUT = 60_000
+# Milliseconds that the guest may be silent. It has nothing to say while it removes a large tree.
+ANSWER_TIMEOUT = 300_000
 _PIECE = 1 << 20
 # What is no series of pieces, though it can be iterated over.
 _WHOLE = (str, bytes, bytearray, memoryview, Mapping)
@@ -122,7 +122,7 @@ class Files:
             "type": "exec",
             "argv": [_FILES, json.dumps(said)],
             "user": self._defaults.user(user),
-            "answer_timeout": 0 if operation["type"] == "watch" else _ANSWER_TIMEOUT,
+            "answer_timeout": 0 if operation["type"] == "watch" else ANSWER_TIMEOUT,
             "stdin": "frames" if stdin else "null",
             "stdout": "frames",
             "stderr": "frames",

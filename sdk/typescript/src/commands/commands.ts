@@ -42,7 +42,7 @@ export interface ProcessInfo {
 
 /** The agent's list of processes. */
 const PROCESSES = "\0processes";
-const ANSWER_TIMEOUT = 60_000;
+export const ANSWER_TIMEOUT = 60_000;
 const MAX_LIST = 16 << 20;
 const TICKS = 100;
 

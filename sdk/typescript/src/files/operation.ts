@@ -11,7 +11,7 @@ import { ReplyDecoder, type Reply } from "./replies.js";
 const FILES = "\0files";
 
 /** Milliseconds that the guest may be silent. */
-const ANSWER_TIMEOUT = 60_000;
+export const ANSWER_TIMEOUT = 300_000;
 
 /** Most bytes of replies after an operation's end: the guest may lie. */
 const MAX_FAILURES = 1 << 20;

@@ -86,9 +86,8 @@ export function requestOptions(opts: SandboxOptions): Record<string, OptionValue
   return options;
 }
 
-/** mica takes whole seconds: what is begun counts. */
 function seconds(name: string, milliseconds: number): string {
-  return `${Math.ceil(timeLimit(name, milliseconds) / 1000)}s`;
+  return `${timeLimit(name, milliseconds) / 1000}s`;
 }
 
 function list(value: OptionValue): readonly string[] {
