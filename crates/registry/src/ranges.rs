@@ -95,12 +95,12 @@ pub(crate) async fn run(
     let mut piece = None;
     loop {
         while ahead.len() < window.ranges && next < size {
-            let permit = match ahead.is_empty() {
-                true => None,
-                false => match extra.try_acquire() {
-                    Ok(permit) => Some(permit),
-                    Err(_) => break,
-                },
+            let permit = if ahead.is_empty() {
+                None
+            } else if let Ok(permit) = extra.try_acquire() {
+                Some(permit)
+            } else {
+                break;
             };
             let range = next..size.min(next + LENGTH);
             next = range.end;

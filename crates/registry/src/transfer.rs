@@ -155,9 +155,10 @@ impl Incoming<'_> {
         let transfer = source.http.transfer();
         let mut attempts = Attempts::new(transfer, source.is_mirror());
         let mut ranges = true;
-        let mut connections = match self.sender.one_connection {
-            true => 1,
-            false => transfer.connections.get(),
+        let mut connections = if self.sender.one_connection {
+            1
+        } else {
+            transfer.connections.get()
         };
         loop {
             let start = self.sender.offset;

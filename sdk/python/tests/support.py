@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import pathlib
@@ -13,10 +14,12 @@ import tempfile
 import textwrap
 import time
 import unittest
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 IMAGE = "sample"
+# Seconds that only a hang takes.
+PATIENCE = 300
 
 
 def _store() -> pathlib.Path:
@@ -65,17 +68,27 @@ async def make_async() -> AsyncSandbox:
     return await AsyncSandbox.create(IMAGE, backend="host", user="root", workdir="/")
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    """Waits until something is so; fails after so many seconds."""
-    end = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits until something is so; fails when only a hang can be why it is not."""
+    end = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > end:
-            raise AssertionError(f"not so after {seconds} s")
+            raise AssertionError(f"not so after {PATIENCE} s")
         time.sleep(0.01)
 
 
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """The same in asyncio."""
+
+    async def wait() -> None:
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(wait(), PATIENCE)
+
+
 def python(program: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a Python of its own, which has a minute."""
+    """Runs a program in a Python of its own."""
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "sdk" / "python")}
     return subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(program), *args],
@@ -83,7 +96,7 @@ def python(program: str, *args: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         check=False,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 

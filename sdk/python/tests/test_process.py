@@ -16,7 +16,7 @@ from micabox import (
     server,
 )
 
-from .support import make, mica, python, wait_until
+from .support import PATIENCE, make, mica, python, wait_until
 
 MAKE = """
 import os, sys, time
@@ -36,7 +36,7 @@ OPEN = (
     + """
 import signal, threading
 from micabox import PtySize, SandboxException, server
-handle = box.commands.run("sleep 61", background=True, stdin=True)
+handle = box.commands.run("sleep 1061", background=True, stdin=True)
 watch = box.files.watch_dir("/tmp", recursive=True)
 stream = box.files.read("/dev/zero", "stream")
 next(stream)
@@ -57,7 +57,7 @@ from micabox import AsyncSandbox, PtySize
 async def main():
     box = await AsyncSandbox.create("sample", backend="host", user="root", workdir="/")
     print(box.sandbox_id, flush=True)
-    handle = await box.commands.run("sleep 61", background=True, on_stdout=print)
+    handle = await box.commands.run("sleep 1061", background=True, on_stdout=print)
     watch = await box.files.watch_dir("/tmp", print)
     stream = await box.files.read("/dev/zero", "stream")
     await anext(stream)
@@ -84,7 +84,7 @@ class ProcessTest(unittest.TestCase):
     def test_sandboxes_end_with_their_process(self) -> None:
         endings = [
             "",
-            "box.commands.run('sleep 60', background=True)",
+            "box.commands.run('sleep 1060', background=True)",
             "box.run_code('1'); box.commands.list(); sys.exit(0)",
         ]
         for ending in endings:
@@ -98,9 +98,7 @@ class ProcessTest(unittest.TestCase):
         wait_until(lambda: not runs(done.stdout.strip()))
 
     def _ends(self, program: str, code: int) -> None:
-        begun = time.monotonic()
         done = python(program)
-        self.assertLess(time.monotonic() - begun, 20)
         self.assertEqual(done.returncode, code, done.stderr)
         # asyncio itself warns of what a program leaves open when its loop ends.
         if "asyncio" not in program:
@@ -133,19 +131,16 @@ assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
 """
             + MAKE
             + """
-box.commands.run("sleep 60", background=True)
+box.commands.run("sleep 1060", background=True)
 box.kill()
 with Sandbox.create("sample", backend="host", user="root") as another:
-    another.commands.run("sleep 60 & true")
+    another.commands.run("sleep 1060 & true")
 children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children")
-names = []
-for _ in range(100):
+names = [None, None]
+while len(names) != 1:
     names = [pathlib.Path(f"/proc/{pid}/stat").read_text().split("(")[1].split(")")[0]
              for pid in children.read_text().split()]
-    if len(names) == 1:
-        break
-    time.sleep(0.05)
-assert len(names) == 1, names  # mica serve
+    time.sleep(0.05)  # what is left is mica serve
 """
         )
         self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -200,7 +195,7 @@ assert os.waitpid(child, 0)[1] == 0
         done = python(
             MAKE
             + """
-box.commands.run("sleep 60", background=True)
+box.commands.run("sleep 1060", background=True)
 if os.fork() == 0:
     os.close(1)
     os.close(2)
@@ -257,7 +252,7 @@ if os.fork() == 0:
 
     def test_a_request_fails_when_mica_serve_is_killed_and_the_next_makes_another(self) -> None:
         box = make()
-        handle = box.commands.run("sleep 60", background=True)
+        handle = box.commands.run("sleep 1060", background=True)
         os.kill(server.running().pid, signal.SIGKILL)
         with self.assertRaises(SandboxNotRunningException):
             handle.wait()
@@ -277,19 +272,19 @@ if os.fork() == 0:
 
     def test_an_owner_that_is_killed_ends_what_waits(self) -> None:
         with make() as box:
-            handle = box.commands.run("sleep 60", background=True)
+            handle = box.commands.run("sleep 1000", background=True)
             begun = time.monotonic()
             os.kill(box.get_info().record["owner"]["pid"], signal.SIGKILL)
             with self.assertRaises(DisconnectedException):
                 handle.wait()
-            self.assertLess(time.monotonic() - begun, 10)
+            self.assertLess(time.monotonic() - begun, PATIENCE)
             self.assertFalse(box.is_running())
 
     def test_no_descriptor_is_left_open(self) -> None:
         def use() -> int:
             with make() as box:
                 box.commands.run("true")
-                box.commands.run("sleep 60", background=True)
+                box.commands.run("sleep 1060", background=True)
                 box.run_code("1")
                 box.files.watch_dir("/tmp")
                 with self.assertRaises(SandboxException):
@@ -334,10 +329,10 @@ if os.fork() == 0:
 import signal, threading
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
-    box.commands.run("echo begun >/begun; exec sleep 61")
+    box.commands.run("echo begun >/begun; exec sleep 1061")
 except KeyboardInterrupt:
     assert box.files.exists("/begun")
-    while "sleep 61" in [process.cmd for process in box.commands.list()]:
+    while "sleep 1061" in [process.cmd for process in box.commands.list()]:
         time.sleep(0.01)
     print("interrupted")
 """

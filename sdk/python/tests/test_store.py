@@ -10,7 +10,6 @@ import pathlib
 import socket
 import subprocess
 import tempfile
-import time
 import unittest
 import urllib.error
 import urllib.request
@@ -31,7 +30,7 @@ from micabox import (
 )
 
 from .archive import one_file
-from .support import IMAGE, children, free_port, mica, wait_until
+from .support import IMAGE, PATIENCE, children, free_port, mica, until, wait_until
 
 # Longer than the windows of the protocol.
 BIG = bytes(range(256)) * 10_000
@@ -66,11 +65,13 @@ def registry() -> Generator[str]:
 
 def _wait(address: str) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    for _ in range(100):
-        with contextlib.suppress(urllib.error.URLError), opener.open(address, timeout=5):
-            return
-        time.sleep(0.05)
-    raise AssertionError("the registry does not answer")
+
+    def answers() -> bool:
+        with contextlib.suppress(urllib.error.URLError), opener.open(address, timeout=PATIENCE):
+            return True
+        return False
+
+    wait_until(answers)
 
 
 def names() -> list[str]:
@@ -244,8 +245,8 @@ class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
             task.cancel()
             with self.assertRaises(asyncio.CancelledError):
                 await task
-            for _ in range(1000):
-                if not children(server.running().pid) - before:
-                    return
-                await asyncio.sleep(0.01)
-        self.fail("mica pulls on")
+
+            async def is_over() -> bool:
+                return not children(server.running().pid) - before
+
+            await until(is_over)

@@ -10,7 +10,7 @@ import { test } from "node:test";
 
 import { DisconnectedError, HostError, Sandbox, SandboxError } from "../src/index.js";
 import { imageArchive } from "./archive.js";
-import { hostBox, IMAGE, listed, micaSays, processes, until } from "./support.js";
+import { hostBox, IMAGE, listed, micaSays, PATIENCE, processes, until } from "./support.js";
 
 const INDEX = new URL("../src/index.js", import.meta.url).href;
 
@@ -47,7 +47,7 @@ test("a process ends when it is done, and its sandboxes with it", async () => {
     await box.commands.run("sleep 1000", { background: true }).then((handle) => handle.disconnect());
     console.log(box.sandboxId);`);
   assert.deepEqual([done.code, /^[0-9a-f]{32}\n$/.test(done.stdout)], [0, true]);
-  assert.ok(done.ms < 8000, `${done.ms} ms`);
+  assert.ok(done.ms < PATIENCE, `${done.ms} ms`);
   await until("its sandbox is gone", async () => !(await listed()).has(done.stdout.trim()));
 });
 

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { CancelledError, InvalidArgumentError, NameInUseError, NotFoundError, Sandbox, SandboxNotFoundError } from "../src/index.js";
 import { SandboxError, SandboxNotRunningError, TimeoutError, UnsupportedError } from "../src/index.js";
-import { hostBox, IMAGE, listed, micaSays, until } from "./support.js";
+import { hostBox, IMAGE, listed, PATIENCE, until } from "./support.js";
 
 test("a sandbox is made, found and killed", async () => {
   const box = await hostBox({ name: "ts-made", metadata: { for: "tests", by: "ts" } });
@@ -13,7 +13,7 @@ test("a sandbox is made, found and killed", async () => {
     [info.name, info.metadata, info.state, info.image],
     ["ts-made", { for: "tests", by: "ts" }, "running", `docker.io/library/${IMAGE}:latest`],
   );
-  assert.ok(Math.abs(Date.now() - info.startedAt.getTime()) < 10_000);
+  assert.ok(Math.abs(Date.now() - info.startedAt.getTime()) < PATIENCE);
   assert.equal(await box.isRunning(), true);
   const ids = [];
   for await (const { sandboxId } of Sandbox.list({ query: { metadata: { by: "ts" } } })) ids.push(sandboxId);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use micabox::{BackendChoice, Builder, Network};
 use micabox_async::{Command, Finished, Sandbox};
+use micabox_testing::PATIENCE;
 
 pub use image::guest;
 
@@ -33,7 +34,7 @@ impl Drop for Fixture {
     fn drop(&mut self) {
         // Sandboxes that were dropped before end in threads.
         let begun = Instant::now();
-        while !self.is_empty() && begun.elapsed() < Duration::from_secs(10) {
+        while !self.is_empty() && begun.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -68,7 +69,7 @@ pub async fn run(sandbox: &Sandbox, script: &str) -> Finished {
 pub async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !is_so().await {
-        assert!(begun.elapsed() < Duration::from_secs(60), "never: {what}");
+        assert!(begun.elapsed() < PATIENCE, "never: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

@@ -12,7 +12,7 @@ use rustix::termios::{LocalModes, tcgetattr};
 
 use crate::support::{Home, wait, wait_until};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A `mica run` on a terminal of 40 lines of 100 characters.
 struct Session {

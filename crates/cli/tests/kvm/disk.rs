@@ -22,7 +22,7 @@ use rustix::fs::{CWD, Mode, makedev, mknodat};
 use crate::support::{Home, Running, image, wait};
 
 /// A timeout far longer than any step takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The only file's number, and its name.
 const NUMBER: INodeNo = INodeNo(2);

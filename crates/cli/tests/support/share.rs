@@ -5,9 +5,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::Home;
+use super::{Home, PATIENCE};
 
 /// Works in `/w` as root and as another user. Lines that it prints are in [`SEEN`].
 const WORK: &str = r#"
@@ -229,7 +229,7 @@ pub(crate) fn edits(home: &Home, backend: &str, count: usize) {
             assert_eq!(seen.ok(), text, "edit {number}");
         }
         let mut seen = seen_by_program();
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         while seen != text && Instant::now() < deadline {
             seen = seen_by_program();
         }

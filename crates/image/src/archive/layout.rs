@@ -90,10 +90,10 @@ fn groups(entries: Vec<Entry>) -> Vec<Group> {
                 groups.len() - 1
             }
         };
-        if let Some(group) = groups.get_mut(group) {
-            if group.seen.insert((entry.digest.clone(), entry.platform())) {
-                group.entries.push(entry);
-            }
+        if let Some(group) = groups.get_mut(group)
+            && group.seen.insert((entry.digest.clone(), entry.platform()))
+        {
+            group.entries.push(entry);
         }
     }
     // Attestations may have the annotations of the image that they belong to, but are never images.

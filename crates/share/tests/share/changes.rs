@@ -70,7 +70,7 @@ fn words(names: &[&str]) -> Vec<u8> {
 fn outdated(guest: &mut Guest, expected: &[u16], change: impl FnOnce()) -> BTreeSet<u16> {
     guest.outdated.clear();
     change();
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(300);
     loop {
         let seen = guest.outdated.iter().flat_map(|(_, slots)| slots);
         let seen: BTreeSet<u16> = seen.copied().collect();
@@ -251,7 +251,7 @@ fn after_more_changes_than_are_reported_everything_is_outdated() {
     look_up(&mut guest, ROOT, "file");
     guest.outdated.clear();
     // The server compares more slowly than two threads make names.
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(300);
     let (mut round, mut was_all) = (0, false);
     while !was_all && Instant::now() < deadline {
         round += 1;

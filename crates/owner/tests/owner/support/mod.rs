@@ -20,7 +20,7 @@ use micabox_wire::{
 };
 
 /// A timeout far longer than any step takes: only a hang reaches it.
-pub const SOON: Duration = Duration::from_secs(30);
+pub const SOON: Duration = Duration::from_secs(300);
 
 /// A machine that is only a socket: killing it closes the socket.
 pub struct FakeMachine {
