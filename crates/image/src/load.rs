@@ -80,12 +80,14 @@ pub fn load(
     let settings = &*options.settings;
     let archive = Archive::open(path, &store.root().join("tmp"), &settings.limits)?;
     let platform = options.platform.clone().unwrap_or_else(Platform::host);
+    let mut archived = archive.images(&platform, &settings.limits)?;
+    let contested = archived.take_contested();
     let Found {
         images: mut found,
-        left_out,
+        mut left_out,
         damage,
         ..
-    } = archive.images(&platform, &settings.limits)?;
+    } = archived;
     let mut failed = damage.map(|problem| LoadError::Archive(archive.error(problem)));
     if let Some(name) = name {
         if let Some(error) = failed.take() {
@@ -107,12 +109,11 @@ pub fn load(
             keep_true_names(image, progress);
         }
     }
-    report(&left_out, progress);
 
     // From here on `prune` removes nothing that we find and make.
     let _shared = store.shared()?;
     let mut loaded = Vec::with_capacity(found.len());
-    for image in &found {
+    for (at, image) in found.iter().enumerate() {
         let conversion = Conversion {
             store,
             archive: &archive,
@@ -120,10 +121,14 @@ pub fn load(
             settings,
             progress,
         };
+        // A tool may have copied the index with an image that has no name, and not the image.
+        let is_named = !image.names.is_empty()
+            || !image.bare_tags.is_empty()
+            || contested.iter().any(|(_, images)| images.contains(&at));
         match conversion.whole() {
-            Ok(image) => loaded.push(image),
+            Ok(image) => loaded.push((at, image)),
             Err(LoadError::Store(error)) => return Err(error.into()),
-            Err(error) if image.is_left_behind(&error) && found.len() > 1 => {
+            Err(error) if !is_named && is_missing(&error) && found.len() > 1 => {
                 progress.event(Event::Notice(&format!(
                     "left out {}: {error}",
                     called(image)
@@ -134,6 +139,19 @@ pub fn load(
             Err(error) => progress.event(Event::Notice(&error.to_string())),
         }
     }
+    for (name, images) in contested {
+        give_to_last(store, &name, &images, &found, &mut loaded, &mut left_out)?;
+    }
+    report(&left_out, progress);
+    let loaded = loaded.into_iter().map(|(at, image)| {
+        if image.reference.is_none()
+            && let Some(archived) = found.get(at)
+        {
+            progress.event(Event::Notice(&without_name(archived)));
+        }
+        image
+    });
+    let loaded: Vec<Image> = loaded.collect();
     if let Some(error) = failed {
         for image in &loaded {
             let name = image.reference.as_ref().map(Reference::familiar);
@@ -146,14 +164,56 @@ pub fn load(
     Ok(loaded)
 }
 
-impl ArchivedImage {
-    /// Returns whether a tool may have copied the index with this image and not the image: it has no
-    /// name, and a part of it is missing.
-    fn is_left_behind(&self, error: &LoadError) -> bool {
-        let is_missing = matches!(error, LoadError::Archive(ArchiveError { problem, .. })
-            if matches!(**problem, Problem::Missing { .. }));
-        is_missing && self.names.is_empty() && self.bare_tag.is_none()
-    }
+/// Gives a name that the archive has for several images to the last one that was loaded, as Docker
+/// does.
+fn give_to_last(
+    store: &Store,
+    name: &Reference,
+    images: &[usize],
+    found: &[ArchivedImage],
+    loaded: &mut [(usize, Image)],
+    left_out: &mut Vec<Problem>,
+) -> Result<(), LoadError> {
+    let order = |at: usize| images.iter().position(|other| *other == at);
+    let Some((at, owner)) = loaded
+        .iter_mut()
+        .filter(|(at, _)| order(*at).is_some())
+        .max_by_key(|(at, _)| order(*at))
+    else {
+        return Ok(());
+    };
+    let later = owner.manifest_digest;
+    let root = found.get(*at).map_or(later, |archived| archived.root);
+    store.tag_resolved(name, &later, &root)?;
+    owner.reference.get_or_insert_with(|| name.clone());
+    let others = loaded.iter().filter(|(at, _)| order(*at).is_some());
+    let others = others.map(|(_, image)| image.manifest_digest);
+    left_out.extend(
+        others
+            .filter(|digest| *digest != later)
+            .map(|image| Problem::Renamed {
+                name: name.familiar(),
+                image,
+                later,
+            }),
+    );
+    Ok(())
+}
+
+/// Returns whether a part of the image isn't there.
+fn is_missing(error: &LoadError) -> bool {
+    matches!(error, LoadError::Archive(ArchiveError { problem, .. })
+        if matches!(**problem, Problem::Missing { .. }))
+}
+
+fn without_name(image: &ArchivedImage) -> String {
+    let tags = match &image.bare_tags[..] {
+        [] => String::new(),
+        [tag] => format!(", only the tag `{tag}`"),
+        tags => format!(", only the tags `{}`", tags.join("`, `")),
+    };
+    let called = called(image);
+    format!("the archive has no name for {called}{tags}; `mica tag {called} NAME` gives it one")
 }
 
 /// Drops the names with the digest of something else: such a name is trusted for its digest, and
@@ -215,17 +275,6 @@ impl Conversion<'_> {
         let published = self
             .store
             .publish_resolved(manifest, config, &image.names, &image.root)?;
-        if image.names.is_empty() {
-            let tag = image
-                .bare_tag
-                .as_deref()
-                .map(|tag| format!(", only the tag `{tag}`"))
-                .unwrap_or_default();
-            progress.event(Event::Notice(&format!(
-                "the archive has no name for {0}{tag}; `mica tag {0} NAME` gives it one",
-                called(image)
-            )));
-        }
         Ok(published)
     }
 

@@ -36,6 +36,11 @@ impl<'a> Attempts<'a> {
         }
     }
 
+    /// Allows at most so many attempts.
+    pub(crate) fn limit_to(&mut self, attempts: u32) {
+        self.limit = self.limit.min(attempts);
+    }
+
     /// Forgets earlier failures, because the transfer got further.
     pub(crate) fn progressed(&mut self) {
         self.failed = 0;

@@ -8,6 +8,7 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use reqwest::header::{HeaderMap, HeaderValue, RANGE};
@@ -17,7 +18,7 @@ use url::Url;
 use crate::Source;
 use crate::error::Reason;
 use crate::http::Answer;
-use crate::ranges::{self, Stopped, Window};
+use crate::ranges::{self, Stopped};
 use crate::retry::Attempts;
 use micabox_oci::Digest;
 use micabox_oci::progress::{Event, LayerState, Progress};
@@ -27,7 +28,7 @@ use micabox_oci::progress::{Event, LayerState, Progress};
 const PIECES: usize = 8;
 /// Bytes of progress that reset the count of failures. Not one byte, or a registry could keep a
 /// transfer going without end.
-const PROGRESS: u64 = 1 << 20;
+pub(crate) const PROGRESS: u64 = 1 << 20;
 
 /// Bytes of progress after which an answer that ends early is one part of several: some registries
 /// send no more than a few hundred KiB at once. Of a small blob, a part of it is enough.
@@ -178,10 +179,7 @@ impl Incoming<'_> {
             }
             let text = reason.to_string();
             let pause = attempts.failed(reason)?;
-            self.event(LayerState::Retrying {
-                reason: &text,
-                pause,
-            });
+            retrying(self.progress, self.diff_id, &text, pause);
             tokio::time::sleep(pause).await;
         }
     }
@@ -191,33 +189,32 @@ impl Incoming<'_> {
         self.size.saturating_sub(self.sender.offset) >= 2 * ranges::LENGTH
     }
 
-    /// Sends what is missing by ranges, on at most `connections`. After a failure that is half as
-    /// many as there were: some registries refuse or break what is too much for them.
+    /// Sends what is missing by ranges, on at most `connections`. What ends them is no failure of the
+    /// transfer: what is still missing then is asked for on one connection.
     async fn on_several(
         &mut self,
         source: &Source,
         url: &Url,
         connections: &mut usize,
     ) -> Result<Part, Interrupted> {
-        let mut window = Window::new(*connections);
-        let extra = self.extra;
-        let stopped = match ranges::run(self, source, url, extra, &mut window).await {
+        let stopped = match ranges::run(self, source, url, *connections).await {
             Ok(()) => return Ok(Part::Last),
             Err(stopped) => stopped,
         };
+        *connections = 1;
         match stopped {
-            Stopped::Unusable => {
-                source.note_no_ranges();
-                Ok(Part::More)
-            }
-            Stopped::Interrupted(interrupted) => {
-                *connections = match &interrupted {
-                    Interrupted::Failed(Reason::RateLimited(_) | Reason::Server { .. }) => 1,
-                    _ => window.ranges / 2,
-                };
-                Err(interrupted)
+            Stopped::Unusable => source.note_no_ranges(),
+            Stopped::Interrupted(Interrupted::HungUp) => return Err(Interrupted::HungUp),
+            Stopped::Interrupted(Interrupted::Failed(reason)) => {
+                // One that limits many connections may well take one.
+                let longest = source.http.transfer().longest_pause;
+                if let Some(pause) = reason.retry_after().map(|pause| pause.min(longest)) {
+                    retrying(self.progress, self.diff_id, &reason.to_string(), pause);
+                    tokio::time::sleep(pause).await;
+                }
             }
         }
+        Ok(Part::More)
     }
 
     async fn attempt(
@@ -347,6 +344,12 @@ impl Incoming<'_> {
         let diff_id = self.diff_id;
         self.progress.event(Event::Layer { diff_id, state });
     }
+}
+
+/// Reports that a request is sent again after a pause.
+pub(crate) fn retrying(progress: &dyn Progress, diff_id: &Digest, reason: &str, pause: Duration) {
+    let state = LayerState::Retrying { reason, pause };
+    progress.event(Event::Layer { diff_id, state });
 }
 
 /// A `Content-Range`, such as `bytes 7-11/12`.

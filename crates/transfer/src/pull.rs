@@ -436,7 +436,7 @@ enum Attempt {
     Ended(Result<(), PullError>),
     /// The part of the blob that an earlier pull kept is damaged. It is removed now.
     KeptWasBad,
-    /// The blob was fetched in ranges, and is damaged.
+    /// The blob was fetched in ranges, and is another one.
     RangesWereBad,
 }
 
@@ -584,7 +584,7 @@ impl LayerTask {
                 return Attempt::KeptWasBad;
             }
             // A registry, or a cache before it, whose ranges are of something else.
-            Err(ConvertError::Layer(source)) if in_ranges && source.is_about_bytes() => {
+            Err(ConvertError::Layer(source)) if in_ranges && source.is_other_blob() => {
                 return Attempt::RangesWereBad;
             }
             Err(ConvertError::Layer(source)) => Err(PullError::Layer {

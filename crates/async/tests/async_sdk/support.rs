@@ -32,9 +32,9 @@ impl Deref for Fixture {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        // Sandboxes that were dropped before end in threads.
+        // Sandboxes that were dropped before end in threads. One that is kept stays.
         let begun = Instant::now();
-        while !self.is_empty() && begun.elapsed() < PATIENCE {
+        while !self.is_empty() && begun.elapsed() < Duration::from_secs(10) {
             std::thread::sleep(Duration::from_millis(10));
         }
     }

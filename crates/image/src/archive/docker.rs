@@ -133,7 +133,7 @@ fn image(
     })?;
     Ok(ArchivedImage {
         names,
-        bare_tag: None,
+        bare_tags: Vec::new(),
         root: Digest::of(&manifest),
         manifest,
         config: config_bytes,

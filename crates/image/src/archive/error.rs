@@ -145,12 +145,14 @@ pub enum Problem {
     #[error("a name of it: {0}")]
     Name(micabox_oci::reference::ReferenceError),
     /// A name that the archive gives to another image later.
-    #[error("the name {name} of {image}: an image that comes later has it")]
+    #[error("the name {name} of {image}: {later}, which comes later, has it")]
     Renamed {
         /// The name.
         name: String,
-        /// Manifest digest of the image that loses it.
+        /// Manifest digest of the image that is without it.
         image: Digest,
+        /// Manifest digest of the one that has it.
+        later: Digest,
     },
     /// A manifest or config that can't be used.
     #[error("{image}: {source}")]

@@ -19,8 +19,9 @@ pub(crate) struct Found {
     pub damage: Option<Problem>,
     /// Places in `images`, by their manifests.
     manifests: HashMap<Digest, usize>,
-    /// Places in `images`, by the names that have no digest.
-    owners: HashMap<Reference, usize>,
+    /// Places in `images`, by the names that these have; the last one named last. Without those that
+    /// have a digest, and may be lies.
+    claims: HashMap<Reference, Vec<usize>>,
 }
 
 impl Found {
@@ -32,34 +33,51 @@ impl Found {
             .entry(Digest::of(&image.manifest))
             .or_insert(self.images.len());
         match self.images.get_mut(at) {
-            Some(same) => same.bare_tag = same.bare_tag.take().or(image.bare_tag),
+            Some(same) => {
+                // A name with the digest of an index is true of the image that the index led to.
+                if names.iter().any(|name| name.digest() == Some(&image.root)) {
+                    same.root = image.root;
+                }
+                same.bare_tags.extend(image.bare_tags);
+            }
             None => self.images.push(image),
         }
         self.name(at, names);
     }
 
-    /// Gives names to an image. A name is that of the last image that the archive gives it to, as
-    /// with Docker. One with a digest may be a lie, which takes nothing from another image.
+    /// Gives names to an image.
     pub(super) fn name(&mut self, at: usize, names: impl IntoIterator<Item = Reference>) {
+        let Some(image) = self.images.get_mut(at) else {
+            return;
+        };
         for name in names {
-            let owner = match name.digest() {
-                Some(_) => None,
-                None => self.owners.insert(name.clone(), at),
-            };
-            if owner == Some(at) {
-                continue;
+            if name.digest().is_none() {
+                let claims = self.claims.entry(name.clone()).or_default();
+                claims.retain(|other| *other != at);
+                claims.push(at);
             }
-            if let Some(image) = owner.and_then(|owner| self.images.get_mut(owner)) {
-                image.names.retain(|had| *had != name);
-                self.left_out.push(Problem::Renamed {
-                    name: name.familiar(),
-                    image: Digest::of(&image.manifest),
-                });
-            }
-            if let Some(image) = self.images.get_mut(at) {
+            if !image.names.contains(&name) {
                 image.names.push(name);
             }
         }
+    }
+
+    /// Takes the names that several images have: each with the places of these in `images`, as the
+    /// archive names them.
+    pub(crate) fn take_contested(&mut self) -> Vec<(Reference, Vec<usize>)> {
+        let mut contested: Vec<_> = self
+            .claims
+            .extract_if(|_, images| images.len() > 1)
+            .collect();
+        contested.sort_by_key(|(name, _)| name.to_string());
+        for (name, images) in &contested {
+            for at in images {
+                if let Some(image) = self.images.get_mut(*at) {
+                    image.names.retain(|other| other != name);
+                }
+            }
+        }
+        contested
     }
 
     /// Leaves out what can't be used, or is damaged. Something without a name may be missing: tools

@@ -3,7 +3,7 @@
 //!
 //! [spec]: https://github.com/opencontainers/image-spec/blob/main/image-layout.md
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::{Archive, ArchivedImage, ArchivedLayer, Found, Problem, docker};
 use crate::manifest::{self, Document, Entry, LayerSource, ManifestError, Search};
@@ -27,8 +27,6 @@ struct Group {
     name: Option<Reference>,
     bare_tag: Option<String>,
     entries: Vec<Entry>,
-    /// Documents and platforms of the entries, none of which is there twice.
-    seen: HashSet<(String, Option<Platform>)>,
 }
 
 /// Returns the images that the index names, possibly none.
@@ -71,9 +69,14 @@ fn index_error(source: ManifestError) -> Problem {
 }
 
 fn groups(entries: Vec<Entry>) -> Vec<Group> {
+    let same = |entry: &Entry| (name(entry), entry.platform(), entry.digest.clone());
+    // Of an entry that is there twice, the last one counts.
+    let last: HashMap<_, usize> = entries.iter().map(same).zip(0..).collect();
+    let entries = entries.into_iter().enumerate();
+    let entries = entries.filter(|(number, entry)| last.get(&same(entry)) == Some(number));
     let mut groups: Vec<Group> = Vec::new();
     let mut named: HashMap<(Option<String>, Option<String>), usize> = HashMap::new();
-    for entry in entries {
+    for (_, entry) in entries {
         let (name, bare_tag) = name(&entry);
         // Unnamed entries are variants of one image if they have platforms; otherwise there is no
         // evidence that they belong together.
@@ -90,9 +93,7 @@ fn groups(entries: Vec<Entry>) -> Vec<Group> {
                 groups.len() - 1
             }
         };
-        if let Some(group) = groups.get_mut(group)
-            && group.seen.insert((entry.digest.clone(), entry.platform()))
-        {
+        if let Some(group) = groups.get_mut(group) {
             group.entries.push(entry);
         }
     }
@@ -108,34 +109,48 @@ fn groups(entries: Vec<Entry>) -> Vec<Group> {
 }
 
 impl Group {
-    /// Adds the group's image. Of several entries for one platform each is an image, and the last
-    /// one has the name, as with containerd.
+    /// Adds the group's image. Entries without a platform, and further ones for the same platform, are
+    /// images of their own.
     fn find(&self, archive: &Archive, wanted: &Platform, limits: &Limits, found: &mut Found) {
         let is_named = self.name.is_some() || self.bare_tag.is_some();
-        let all = &self.entries[..];
-        let (first, at) = match self.image(archive, all, wanted, limits) {
-            Ok(image) => image,
-            Err(unread) => return found.leave_out(self.problem(unread), is_named),
-        };
-        let platform = all.get(at).and_then(Entry::platform);
-        let mut first = Some(first);
-        for (number, entry) in all.iter().enumerate() {
-            if number == at {
-                first.take().into_iter().for_each(|image| found.add(image));
+        let image = |entries: &[Entry]| self.image(archive, entries, wanted, limits);
+        let declared = |entry: &&Entry| entry.platform().is_some();
+        let variants: Vec<Entry> = self.entries.iter().filter(declared).cloned().collect();
+        let mut chosen = None;
+        let mut problems = Vec::new();
+        if !variants.is_empty() {
+            match image(&variants) {
+                Ok((image, at)) => chosen = variants.get(at).map(|entry| (entry, image)),
+                Err(unread) => problems.push(unread),
+            }
+        }
+        let platform = chosen.as_ref().and_then(|(entry, _)| entry.platform());
+        let mut images = Vec::new();
+        for entry in &self.entries {
+            if let Some((_, image)) = chosen.take_if(|(chosen, _)| *chosen == entry) {
+                images.push(image);
                 continue;
             }
             let variant = entry.platform();
-            if variant.is_some() && variant != platform {
+            if variant.is_some() && (platform.is_none() || variant != platform) {
                 continue;
             }
-            match self.image(archive, std::slice::from_ref(entry), wanted, limits) {
+            match image(std::slice::from_ref(entry)) {
+                Ok((image, _)) => images.push(image),
+                Err(unread) => problems.push(unread),
+            }
+        }
+        if images.is_empty() {
+            // What all of them have in common says more than the first.
+            return match image(&self.entries) {
                 Ok((image, _)) => found.add(image),
-                Err(Unread::Manifest(ManifestError::NoPlatform { .. })) => {}
-                // Tools leave out what wasn't asked for.
-                Err(Unread::Problem(problem @ Problem::Missing { .. })) => {
-                    found.leave_out(problem, false);
-                }
                 Err(unread) => found.leave_out(self.problem(unread), is_named),
+            };
+        }
+        images.into_iter().for_each(|image| found.add(image));
+        for unread in problems {
+            if !matches!(unread, Unread::Manifest(ManifestError::NoPlatform { .. })) {
+                found.leave_out(self.problem(unread), is_named);
             }
         }
     }
@@ -193,13 +208,12 @@ impl Group {
                 }
                 Err(error) => return Err(error),
             };
-            let root = match &self.entries[..] {
-                [only] => only.digest.parse().ok(),
-                _ => None,
-            };
+            let root = entries
+                .get(from)
+                .and_then(|entry| entry.digest.parse().ok());
             let image = ArchivedImage {
                 names: self.name.clone().into_iter().collect(),
-                bare_tag: self.bare_tag.clone(),
+                bare_tags: self.bare_tag.iter().cloned().collect(),
                 root: root.unwrap_or_else(|| Digest::of(&bytes)),
                 manifest: bytes,
                 config,

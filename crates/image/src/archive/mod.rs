@@ -53,8 +53,8 @@ pub(crate) struct Member {
 pub(crate) struct ArchivedImage {
     /// Its names.
     pub names: Vec<Reference>,
-    /// A tag without a repository, which is not a name by itself.
-    pub bare_tag: Option<String>,
+    /// Tags without a repository, which are no names by themselves.
+    pub bare_tags: Vec<String>,
     /// Digest of the document that the archive names: the manifest, or an index that led to it.
     pub root: Digest,
     pub manifest: Vec<u8>,

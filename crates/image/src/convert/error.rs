@@ -38,6 +38,12 @@ impl Error {
         matches!(self.reason, Reason::Source(_) | Reason::Worker(_))
     }
 
+    /// Returns whether the blob is not the one that the manifest names.
+    #[must_use]
+    pub fn is_other_blob(&self) -> bool {
+        matches!(self.reason, Reason::BlobDigest { .. })
+    }
+
     /// Returns whether the blob's bytes are invalid, as opposed to a failure of the host.
     #[must_use]
     pub fn is_about_bytes(&self) -> bool {

@@ -11,6 +11,8 @@ use crate::server::{End, Registry, Reply, Request};
 use crate::{Puller, assert_has};
 
 pub const RANGE: usize = 8 << 20;
+/// Where an answer breaks: in the middle of a range, and at the end of a piece.
+const CUT: usize = 1 << 20;
 
 /// An image with a layer of four ranges and some.
 pub fn image() -> TestImage {
@@ -160,43 +162,25 @@ fn wrong_answers_to_a_range_end_the_ranges() {
 }
 
 #[test]
-fn failures_of_a_range_are_survived_and_leave_fewer_connections() {
+fn a_range_that_breaks_is_asked_for_again_alone() {
     let image = image();
     type Fault = fn(Range<usize>, &[u8]) -> Reply;
-    let faults: [(&str, Fault, bool); 6] = [
-        (
-            "cut",
-            |range, blob| part(&range, blob).cut(1000, End::Close),
-            false,
-        ),
-        (
-            "stalled",
-            |range, blob| part(&range, blob).cut(1000, End::Stall),
-            false,
-        ),
-        (
-            "short",
-            |range, blob| {
-                let mut reply = part(&range, blob);
-                reply.body.pop();
-                reply.length = Some(reply.body.len());
-                reply
-            },
-            false,
-        ),
-        (
-            "silent",
-            |range, blob| part(&range, blob).cut(0, End::Silent),
-            false,
-        ),
-        ("failed", |_, _| Reply::error(500, "out of order"), true),
-        (
-            "limited",
-            |_, _| Reply::error(429, "slowly").header("retry-after", "0"),
-            true,
-        ),
+    let faults: [(&str, Fault); 4] = [
+        ("cut", |range, blob| part(&range, blob).cut(CUT, End::Close)),
+        ("stalled", |range, blob| {
+            part(&range, blob).cut(CUT, End::Stall)
+        }),
+        ("short", |range, blob| {
+            let mut reply = part(&range, blob);
+            reply.body.truncate(CUT);
+            reply.length = Some(reply.body.len());
+            reply
+        }),
+        ("silent", |range, blob| {
+            part(&range, blob).cut(0, End::Silent)
+        }),
     ];
-    for (what, fault, ends_ranges) in faults {
+    for (what, fault) in faults {
         for start in [0, 3 * RANGE] {
             let registry = Registry::with(&image);
             spoil(&registry, &image, start, 1, fault);
@@ -207,15 +191,80 @@ fn failures_of_a_range_are_survived_and_leave_fewer_connections() {
             let pulled = puller.try_pull(&registry.reference("x:1"));
             let pulled = pulled.unwrap_or_else(|error| panic!("{what} at {start}: {error}"));
             puller.assert_has(&pulled, &image);
-            assert!(!puller.retries().is_empty(), "{what} at {start}");
-            if ends_ranges {
-                let requests = registry.layer_requests(&image);
-                let last = asked(&requests).pop().unwrap();
-                let is_open = last.is_none_or(|range| range.ends_with('-'));
-                assert!(is_open, "{what} at {start}: {last:?}");
-            }
+            assert_eq!(puller.retries().len(), 1, "{what} at {start}");
+            let requests = registry.layer_requests(&image);
+            let mut asked = asked(&requests);
+            let again = if what == "silent" { start } else { start + CUT };
+            let again = format!("bytes={again}-{}", start + RANGE - 1);
+            assert_eq!(
+                asked.iter().filter(|one| **one == Some(&again)).count(),
+                1 + usize::from(what == "silent")
+            );
+            asked.retain(|one| *one != Some(&again));
+            let expected = ranges(&image).len() - usize::from(what == "silent");
+            assert_eq!(asked.len(), expected, "{what} at {start}: {asked:?}");
         }
     }
+}
+
+#[test]
+fn a_registry_that_refuses_ranges_or_many_requests_is_asked_for_the_rest_once() {
+    let image = image();
+    type Fault = fn(Range<usize>, &[u8]) -> Reply;
+    let faults: [(&str, Fault); 10] = [
+        ("400", |_, _| Reply::error(400, "no ranges")),
+        ("401", |_, _| Reply::error(401, "no ranges")),
+        ("403", |_, _| Reply::error(403, "no ranges")),
+        ("404", |_, _| Reply::error(404, "no ranges")),
+        ("405", |_, _| Reply::error(405, "no ranges")),
+        ("204", |_, _| Reply::new(204, "")),
+        ("a circle", |_, _| Reply::redirect("?")),
+        ("500", |_, _| Reply::error(500, "out of order")),
+        ("503", |_, _| {
+            Reply::error(503, "busy").header("retry-after", "1")
+        }),
+        // Longer than any pause that is allowed.
+        ("429", |_, _| {
+            Reply::error(429, "slowly").header("retry-after", "3600")
+        }),
+    ];
+    for (what, fault) in faults {
+        for start in [0, 2 * RANGE] {
+            let registry = Registry::with(&image);
+            spoil(&registry, &image, start, usize::MAX, fault);
+            let puller = Puller::new().edit_settings(|settings| {
+                settings.transfer.longest_pause = Duration::from_secs(1);
+            });
+            let pulled = puller.try_pull(&registry.reference("x:1"));
+            let pulled = pulled.unwrap_or_else(|error| panic!("{what} at {start}: {error}"));
+            puller.assert_has(&pulled, &image);
+            let requests = registry.layer_requests(&image);
+            let whole = requests
+                .iter()
+                .filter(|one| one.header("range").is_none_or(|range| range.ends_with('-')));
+            assert_eq!(
+                whole.count(),
+                1,
+                "{what} at {start}: {:?}",
+                asked(&requests)
+            );
+        }
+    }
+}
+
+#[test]
+fn a_layer_that_is_wrong_as_published_is_not_fetched_again() {
+    let mut image = image();
+    let wrong = "sha256:".to_owned() + &"1".repeat(64);
+    let mut config: serde_json::Value = serde_json::from_slice(&image.config).unwrap();
+    config["rootfs"]["diff_ids"][0] = wrong.into();
+    image = TestImage::with_config(image.layers, &config);
+    let registry = Registry::with(&image);
+    let puller = Puller::new();
+    let message = puller.refusal(&registry.reference("x:1"));
+    assert!(message.contains("diff ID"), "{message}");
+    assert!(puller.retries().is_empty(), "{:?}", puller.retries());
+    assert_eq!(registry.layer_requests(&image).len(), ranges(&image).len());
 }
 
 #[test]

@@ -61,11 +61,13 @@ fn an_index_may_be_what_the_digest_in_a_name_is_of() {
     let bundle =
         layout(std::slice::from_ref(&only), &[&image]).with(&blob(&digest), nested.clone());
     assert!(has_name(&bundle, &pin));
-    // Beside a second entry of that name, it is one of two.
+    // So it is beside a second entry that leads to the same image, wherever that stands.
     let mut other = named(&image, FULL_NAME, &pin);
     other["platform"] = json!({"os": "linux", "architecture": "amd64"});
-    let bundle = layout(&[other, only], &[&image]).with(&blob(&digest), nested);
-    assert!(!has_name(&bundle, &pin));
+    for entries in [[other.clone(), only.clone()], [only, other]] {
+        let bundle = layout(&entries, &[&image]).with(&blob(&digest), nested.clone());
+        assert!(has_name(&bundle, &pin));
+    }
 }
 
 #[test]
@@ -163,11 +165,16 @@ fn a_name_of_several_images_is_that_of_the_last_one_and_none_is_lost() {
         ),
         (
             vec![entry(&first), entry(&other), entry(&third), entry(&first)],
-            vec![&first, &third],
-            Some(&third),
+            vec![&third, &first],
+            Some(&first),
         ),
         (
             vec![entry(&other), entry(&second), entry(&other)],
+            vec![&second],
+            Some(&second),
+        ),
+        (
+            [vec![entry(&other); 81], vec![entry(&second)]].concat(),
             vec![&second],
             Some(&second),
         ),
@@ -239,37 +246,54 @@ fn a_name_of_several_images_of_a_docker_archive_is_that_of_the_last_one() {
 }
 
 #[test]
-fn what_is_wrong_with_another_image_of_a_name_is_said() {
+fn another_image_of_a_name_that_cannot_be_loaded_is_an_error_and_takes_no_name() {
     let (image, other) = (TestImage::small(), TestImage::large());
-    let entries = [&other, &image].map(|image| named(image, REF_NAME, "x:1"));
-    let whole = layout(&entries, &[&image, &other]);
-    let manifest = blob(&other.digest());
+    let entries = [&image, &other].map(|image| named(image, REF_NAME, "x:1"));
+    let reversed = [entries[1].clone(), entries[0].clone()];
     let directory = tempfile::tempdir().unwrap();
-    // A tool that copies an index copies some of the images.
-    let sparse = whole
-        .clone()
-        .without(&manifest)
-        .write_archive(directory.path());
+    let manifest = blob(&other.digest());
+    let damaged = [other.manifest.clone(), vec![b' ']].concat();
+    for entries in [&entries, &reversed] {
+        let whole = layout(entries, &[&image, &other]);
+        for (bundle, part) in [
+            (whole.clone().without(&manifest), "is missing"),
+            (
+                whole.clone().without(&blob(&Digest::of(&other.config))),
+                "is missing",
+            ),
+            (
+                whole.clone().without(&blob(&other.layers[0].digest())),
+                "is missing",
+            ),
+            (whole.clone().with(&manifest, damaged.clone()), "is damaged"),
+        ] {
+            let loader = Loader::new();
+            let path = bundle.write_archive(directory.path());
+            let error = loader.try_load(&path, None).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+            let found = loader.store.image("x:1").map(|image| image.manifest_digest);
+            assert_eq!(found.ok(), Some(image.digest()), "{error}");
+            assert!(
+                loader.notices().contains("loaded x:1"),
+                "{}",
+                loader.notices()
+            );
+            let named = Loader::new().try_load(&path, Some("new:1"));
+            assert!(named.is_err());
+        }
+    }
+}
+
+#[test]
+fn an_image_with_bare_tags_has_them_all_in_its_notice() {
+    let image = TestImage::small();
+    let entries = ["1", "2"].map(|tag| named(&image, REF_NAME, tag));
+    let directory = tempfile::tempdir().unwrap();
     let loader = Loader::new();
-    assert_eq!(loader.load(&sparse, None).len(), 1);
-    // The same beside one that comes later.
-    let reversed = layout(&[entries[1].clone(), entries[0].clone()], &[&image]);
-    let loader = Loader::new();
-    assert_eq!(
-        loader
-            .load(&reversed.write_archive(directory.path()), None)
-            .len(),
-        1
+    loader.load(
+        &layout(&entries, &[&image]).write_archive(directory.path()),
+        None,
     );
-    assert!(
-        loader
-            .notices()
-            .contains(&format!("left out `{manifest}` is missing"))
-    );
-    assert!(loader.store.image("x:1").is_ok());
-    let damaged = layout(&[entries[1].clone(), entries[0].clone()], &[&image, &other])
-        .with(&manifest, [other.manifest.clone(), vec![b' ']].concat());
-    let path = damaged.write_archive(directory.path());
-    let error = Loader::new().try_load(&path, None).unwrap_err().to_string();
-    assert!(error.contains("is damaged"), "{error}");
+    let notices = loader.notices();
+    assert!(notices.contains("only the tags `1`, `2`"), "{notices}");
 }
