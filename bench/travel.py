@@ -8,10 +8,9 @@ layer in an empty store; containerd unpacks it with its EROFS differ, with range
 """
 
 import argparse
-import concurrent.futures
-import datetime
 import hashlib
 import http.server
+import json
 import os
 import pathlib
 import re
@@ -99,7 +98,7 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
 
 def serve(place: pathlib.Path, rate: int) -> Server:
-    manifest = measure.json.loads((place / "index.json").read_text())["manifests"][0]["digest"]
+    manifest = json.loads((place / "index.json").read_text())["manifests"][0]["digest"]
     values = {"place": place, "rate": rate, "manifest": manifest.removeprefix("sha256:")}
     server = Server(("127.0.0.1", 0), type("Handler", (Limited,), values))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -110,6 +109,7 @@ def layer(size: int) -> layout.Blob:
     """A layer of `size` bytes, of files that don't compress; so it is not compressed."""
     path = CACHE / f"travel-{size}.tar"
     if not path.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
         with tarfile.open(path.with_suffix(".new"), "w") as archive, open("/dev/urandom", "rb") as noise:
             file = 64 << 20
             for number in range(size // file):
