@@ -39,6 +39,24 @@ const UNSIZED_FILESYSTEMS: [u32; 7] = [
     0x7363_6673,
 ];
 
+/// The magic numbers of other filesystems that show the kernel's state and hold nobody's files: devpts, mqueue,
+/// bpf, pstore, configfs, efivarfs, selinuxfs, smackfs, binfmt_misc, fusectl, nsfs, rpc_pipefs, binder.
+const OTHER_KERNEL_FILESYSTEMS: [u32; 13] = [
+    0x1cd1,
+    0x1980_0202,
+    0xcafe_4a11,
+    0x6165_676c,
+    0x6265_6570,
+    0xde5e_81e4,
+    0xf97c_ff8c,
+    0x4341_5d53,
+    0x4249_4e4d,
+    0x6573_5543,
+    0x6e73_6673,
+    0x6759_6969,
+    0x6c6f_6f70,
+];
+
 /// Options of packing.
 #[derive(Clone, Copy, Debug)]
 pub struct Packing {
@@ -48,6 +66,9 @@ pub struct Packing {
     pub xattrs: fn(&[u8]) -> bool,
     /// Whether a device, FIFO or socket is an error.
     pub only_plain: bool,
+    /// A directory by device and inode, on which a filesystem with devices is mounted. As of the kernel's own
+    /// filesystems, nothing of it is packed but the empty directory, unless it is what is packed.
+    pub devices: Option<(u64, u64)>,
 }
 
 /// A file that the archive does not have: archives can't hold sockets.
@@ -90,7 +111,8 @@ impl Source {
 
     /// Writes it as an archive, with the members below `name`, or at the top if `name` is empty.
     /// Names are in the order of their bytes. A file that disappears meanwhile is left out; one that
-    /// shrinks is filled up with zeros.
+    /// shrinks is filled up with zeros. What is mounted below it belongs to it, but for the kernel's own
+    /// filesystems (`/proc`, `/sys`): many of their files can't be read, and each of these is an empty directory.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Output`].
@@ -109,12 +131,12 @@ impl Source {
         };
         let mut path = name.to_vec();
         let top = match self {
-            Self::Named(parent, name) => match archive.entry(parent.as_fd(), &name, &path)? {
+            Self::Named(parent, name) => match archive.entry(parent.as_fd(), None, &name, &path)? {
                 Entry::Gone => return Err(Error::file(&path, Errno::NOENT)),
                 Entry::Added => None,
                 Entry::Directory(level) => Some(level),
             },
-            Self::Opened(file) => archive.opened(file, &path)?,
+            Self::Opened(file) => archive.opened(file, None, &path)?,
         };
         let mut stack = Vec::from_iter(top);
         while let Some(level) = stack.last_mut() {
@@ -130,7 +152,8 @@ impl Source {
             if path.len() > PATH_MAX {
                 return Err(Error::file(&path, Errno::NAMETOOLONG));
             }
-            if let Entry::Directory(below) = archive.entry(level.directory.as_fd(), &name, &path)? {
+            let (directory, device) = (level.directory.as_fd(), Some(level.device));
+            if let Entry::Directory(below) = archive.entry(directory, device, &name, &path)? {
                 stack.push(below);
             }
         }
@@ -150,6 +173,8 @@ const READ: OFlags = OFlags::RDONLY
 /// A directory whose entries are being added.
 struct Level {
     directory: OwnedFd,
+    /// The device that it is on.
+    device: u64,
     /// In reverse order.
     names: Vec<Vec<u8>>,
     /// Length of the directory's path.
@@ -171,8 +196,14 @@ struct Archive<'a, W: Write> {
 }
 
 impl<W: Write> Archive<'_, W> {
-    /// Adds what has a name in a directory.
-    fn entry(&mut self, directory: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> Result<Entry> {
+    /// Adds what has a name in a directory, which is on `above`; None at the top.
+    fn entry(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        above: Option<u64>,
+        name: &[u8],
+        path: &[u8],
+    ) -> Result<Entry> {
         let at = |errno: Errno| Error::file(path, errno);
         for _ in 0..TRIES {
             let stat = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -195,7 +226,7 @@ impl<W: Write> Archive<'_, W> {
                 file => file.map_err(at)?,
             };
             if kind(&fstat(&file).map_err(at)?) == kind(&stat) {
-                return Ok(match self.opened(file, path)? {
+                return Ok(match self.opened(file, above, path)? {
                     Some(level) => Entry::Directory(level),
                     None => Entry::Added,
                 });
@@ -205,7 +236,7 @@ impl<W: Write> Archive<'_, W> {
     }
 
     /// Adds an open file, and returns it if it is a directory.
-    fn opened(&mut self, file: OwnedFd, path: &[u8]) -> Result<Option<Level>> {
+    fn opened(&mut self, file: OwnedFd, above: Option<u64>, path: &[u8]) -> Result<Option<Level>> {
         let at = |errno: Errno| Error::file(path, errno);
         let stat = fstat(&file).map_err(at)?;
         let (major, minor) = (
@@ -226,9 +257,14 @@ impl<W: Write> Archive<'_, W> {
                     let xattrs = self.xattrs(file.as_fd(), path)?;
                     self.add(path, &stat, Kind::Directory, xattrs)?;
                 }
+                let is_mounted = above.is_some_and(|above| above != stat.st_dev);
+                if is_mounted && self.is_the_kernels(&file, &stat) {
+                    return Ok(None);
+                }
                 let names = names(&file).map_err(at)?;
                 return Ok(Some(Level {
                     directory: file,
+                    device: stat.st_dev,
                     names,
                     length: path.len(),
                 }));
@@ -247,6 +283,13 @@ impl<W: Write> Archive<'_, W> {
         };
         self.add(path, &stat, member, Vec::new())?;
         Ok(None)
+    }
+
+    /// Returns whether what is mounted on a directory is the machine's, and nobody's files.
+    fn is_the_kernels(&self, directory: &OwnedFd, stat: &Stat) -> bool {
+        self.packing.devices == Some((stat.st_dev, stat.st_ino))
+            || is_one_of(directory, &UNSIZED_FILESYSTEMS)
+            || is_one_of(directory, &OTHER_KERNEL_FILESYSTEMS)
     }
 
     /// Adds another name of a file that is in the archive; returns false if it is not there yet.
@@ -271,7 +314,8 @@ impl<W: Write> Archive<'_, W> {
     fn file(&mut self, file: &File, stat: &Stat, path: &[u8]) -> Result<()> {
         let at = |error: io::Error| Error::file(path, error);
         let xattrs = self.xattrs(file.as_fd(), path)?;
-        if is_unsized(file) {
+        // Its size says nothing about its contents.
+        if is_one_of(file, &UNSIZED_FILESYSTEMS) {
             let mut contents = Vec::new();
             let mut reader = file.take(UNSIZED + 1);
             reader.read_to_end(&mut contents).map_err(at)?;
@@ -358,12 +402,9 @@ pub fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     Ok(names)
 }
 
-/// Returns whether a file's size says nothing about its contents.
-fn is_unsized(file: &File) -> bool {
-    fstatfs(file).is_ok_and(|filesystem| {
-        let magic = filesystem.f_type as u32;
-        UNSIZED_FILESYSTEMS.contains(&magic)
-    })
+/// Returns whether a file is on one of these filesystems.
+fn is_one_of(file: impl AsFd, filesystems: &[u32]) -> bool {
+    fstatfs(file).is_ok_and(|filesystem| filesystems.contains(&(filesystem.f_type as u32)))
 }
 
 /// Returns the parts of a file that are not holes.

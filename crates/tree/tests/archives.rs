@@ -15,6 +15,7 @@ const ALL: Packing = Packing {
     owners: true,
     xattrs: |_| true,
     only_plain: false,
+    devices: None,
 };
 
 fn directory(path: &Path) -> OwnedFd {

@@ -46,6 +46,7 @@ impl Packing {
             owners: self.owners,
             xattrs: if self.owners { is_kept } else { is_common },
             only_plain: self.special == Special::Refused,
+            devices: None,
         };
         // A member's path on the host.
         let host = |path: &[u8]| {

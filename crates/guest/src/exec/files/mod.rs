@@ -35,8 +35,8 @@ pub enum Work {
     Remove(OwnedFd, Vec<u8>),
     /// List a directory.
     List(OwnedFd, u32),
-    /// Write an archive to stdout, below this name.
-    Pack(Source, Vec<u8>),
+    /// Write an archive of what is at this path to stdout, below this name.
+    Pack(Source, Vec<u8>, Vec<u8>),
     /// Unpack the archive on stdin below this path.
     Unpack(Root, Vec<u8>),
     /// Report changes.

@@ -77,7 +77,8 @@ pub fn begin(root: Root, request: FileRequest, watching: Option<Watching>) -> Re
             return Ok(Work::Reply(FileReply::Target { target }));
         }
         Request::Pack { path, follow, name } => {
-            return Ok(Work::Pack(Source::open(&root, &path, follow)?, name));
+            let source = Source::open(&root, &path, follow)?;
+            return Ok(Work::Pack(source, path, name));
         }
         Request::Watch { path, recursive } => {
             let watching = watching.ok_or(Errno::INVAL)?;

@@ -7,6 +7,7 @@ use micabox_tar::{Limits, Members};
 use micabox_tree::{Packing, Root, Source, Unpacker, Unpacking};
 use micabox_wire::files::{FilePiece, FileReply};
 use micabox_wire::{encode, read_message};
+use rustix::fs::stat;
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdin, stdout};
 
@@ -28,7 +29,7 @@ pub fn finish(work: Work) -> Result<(), Failed> {
         Work::WriteMany(open) => write_many(&open),
         Work::Remove(parent, name) => operate::remove_all(&parent, &name),
         Work::List(directory, depth) => entries(directory, depth),
-        Work::Pack(source, name) => pack(source, &name),
+        Work::Pack(source, path, name) => pack(source, &path, &name),
         Work::Unpack(root, path) => unpack(root, &path),
         Work::Watch(watcher) => watcher.report(&stdin(), &stdout()),
     }
@@ -104,17 +105,46 @@ fn entries(directory: OwnedFd, depth: u32) -> Result<(), Failed> {
     Ok(write_all(&stdout(), &frames)?)
 }
 
-fn pack(source: Source, name: &[u8]) -> Result<(), Failed> {
+/// Packs what is at a path, with members below `name`.
+fn pack(source: Source, path: &[u8], name: &[u8]) -> Result<(), Failed> {
+    let devices = stat("/dev").ok();
     let packing = Packing {
         owners: true,
         xattrs: |_| true,
         only_plain: false,
+        devices: devices.map(|devices| (devices.st_dev, devices.st_ino)),
     };
     let mut notes = Notes::default();
-    source.pack(name, packing, Stream(stdout()), &mut |socket| {
+    let packed = source.pack(name, packing, Stream(stdout()), &mut |socket| {
         notes.add(socket.0, "a socket, which archives cannot hold");
-    })?;
-    Ok(())
+    });
+    packed.map_err(|error| match error {
+        micabox_tree::Error::File {
+            path: member,
+            source,
+        } => micabox_tree::Error::File {
+            path: place(path, name, &member),
+            source,
+        }
+        .into(),
+        error => error.into(),
+    })
+}
+
+/// Returns where the file of a member is, below the path that is packed.
+fn place(path: &[u8], name: &[u8], member: &[u8]) -> Vec<u8> {
+    let below = member.strip_prefix(name).unwrap_or(member);
+    let below = below.strip_prefix(b"/").unwrap_or(below);
+    // The slashes and the dot of a directory's contents.
+    let mut top = path;
+    while let Some(shorter) = top.strip_suffix(b"/.").or_else(|| top.strip_suffix(b"/")) {
+        top = shorter;
+    }
+    match (top, below) {
+        ([], []) => b"/".to_vec(),
+        (top, []) => top.to_vec(),
+        (top, below) => [top, b"/", below].concat(),
+    }
 }
 
 fn unpack(root: Root, path: &[u8]) -> Result<(), Failed> {
@@ -173,6 +203,30 @@ impl Notes {
                 what: what.to_owned(),
             };
             let _ = send(&stderr(), &note);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::place;
+
+    #[test]
+    fn an_error_names_the_file_and_not_its_member_of_the_archive() {
+        for (path, name, member, file) in [
+            (
+                "/",
+                "root",
+                "root/proc/1/attr/current",
+                "/proc/1/attr/current",
+            ),
+            ("/.", "root", "root", "/"),
+            ("/srv/", "", "a/b", "/srv/a/b"),
+            ("/srv", "other", "other", "/srv"),
+            ("/srv/.", "other", "other/a", "/srv/a"),
+        ] {
+            let found = place(path.as_bytes(), name.as_bytes(), member.as_bytes());
+            assert_eq!(String::from_utf8(found).unwrap(), file);
         }
     }
 }
