@@ -18,6 +18,11 @@ pub(super) const CHEAP_REGIONS: usize = 16;
 /// fills it.
 const CODE_BUFFER_MIB: u32 = 256;
 
+/// Most processors of an emulated machine. The firmware writes an MP table for 17 and none at all for 18, after which
+/// the kernel has one processor; how much room it has depends on its other tables. With ACPI 18 start, but 64 take
+/// minutes: each one makes the others slower.
+const MOST_EMULATED: u8 = 16;
+
 /// What QEMU's seccomp filter denies to QEMU itself.
 const SECCOMP: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
@@ -44,6 +49,15 @@ pub(super) fn build(
         return Err(Error::Unsupported {
             backend: "QEMU",
             what: "has no sockets between guest and host (--vsock) as the kvm backend does".into(),
+        });
+    }
+    if matches!(processor, Processor::Emulated { .. }) && config.cpus > MOST_EMULATED {
+        return Err(Error::Unsupported {
+            backend: "QEMU",
+            what: format!(
+                "emulates at most {MOST_EMULATED} processors, not {}: give fewer with --cpus, or use KVM",
+                config.cpus
+            ),
         });
     }
     let mut options = Options::default();
@@ -286,6 +300,22 @@ mod tests {
         let slow = Processor::Emulated { tsc_khz: None };
         let emulated = words(&config(), slow);
         assert!(values(&emulated, "-accel")[0].starts_with("tcg,"));
+    }
+
+    #[test]
+    fn more_processors_than_can_be_emulated_are_refused() {
+        let build = |cpus, processor| {
+            let config = MachineConfig { cpus, ..config() };
+            build(&config, processor, FDS, &files(&config)).map(drop)
+        };
+        let slow = Processor::Emulated { tsc_khz: None };
+        build(16, slow).unwrap();
+        build(64, Processor::Host).unwrap();
+        let refused = build(17, slow).unwrap_err().to_string();
+        assert!(
+            refused.contains("at most 16 processors, not 17"),
+            "{refused}"
+        );
     }
 
     #[test]
