@@ -168,7 +168,7 @@ impl Sandbox {
     /// Lets the sandbox continue without this process.
     ///
     /// # Errors
-    /// [`Error::Lost`] if it has ended; [`Error::Refused`] if another process made it, or it is detached.
+    /// [`Error::Lost`] if its guest was lost; [`Error::Refused`] if another process made it, or it is detached.
     pub async fn detach(&self) -> Result<(), Error> {
         let creator = lock(&self.creator.0).take();
         let creator = creator

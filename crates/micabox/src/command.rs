@@ -1,6 +1,7 @@
 //! The command to run: an image's configuration and the caller's overrides, merged as Docker merges
 //! them.
 
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
@@ -65,6 +66,11 @@ pub enum CommandError {
     /// Neither the image nor the caller names a program.
     #[error("no command: the image has neither Entrypoint nor Cmd; name a program to run")]
     Nothing,
+    /// The caller replaces the image's Entrypoint, which discards its Cmd as well, and names no program.
+    #[error(
+        "no command: an empty --entrypoint discards the image's Entrypoint and Cmd; name a program to run"
+    )]
+    Discarded,
     /// A working directory that is not absolute.
     #[error("the working directory {0:?} is not an absolute path")]
     RelativeWorkdir(OsString),
@@ -100,6 +106,7 @@ impl Command {
         command.argv = argv(image, overrides);
         command.make_workdir = true;
         match command.argv.first() {
+            None if overrides.entrypoint.is_some() => Err(CommandError::Discarded),
             None => Err(CommandError::Nothing),
             Some(program) if program.is_empty() => Err(CommandError::EmptyProgram),
             Some(_) => Ok(command),
@@ -133,15 +140,15 @@ impl Command {
     /// Makes the command that `docker exec` makes in a container: the environment, user, directory
     /// and limits of `first`, with which the container was made.
     pub(crate) fn beside(first: &Self, overrides: &Overrides) -> Result<Self, CommandError> {
-        let mut env = first.env.clone();
-        change(&mut env, &overrides.env);
+        let mut env = Environment::of(&first.env);
+        env.change(&overrides.env);
         let workdir = match &overrides.workdir {
             Some(wish) => workdir(&Config::default(), Some(wish))?,
             None => first.workdir.clone(),
         };
         Ok(Self {
             argv: overrides.args.clone(),
-            env,
+            env: env.finish(),
             make_workdir: workdir == first.workdir,
             workdir,
             user: overrides.user.clone().unwrap_or(first.user.clone()),
@@ -233,34 +240,65 @@ fn argv(image: &Config, overrides: &Overrides) -> Vec<OsString> {
 }
 
 fn environment(image: &Config, changes: &[EnvChange]) -> Vec<(OsString, OsString)> {
-    let mut env: Vec<(OsString, OsString)> = Vec::new();
+    let mut env = Environment::default();
     for entry in image.env().iter().flatten() {
         // An entry without `=` has no value; Docker's daemon drops it, too.
         if let Some((name, value)) = entry.split_once('=').filter(|(name, _)| !name.is_empty()) {
-            set(&mut env, OsStr::new(name), Some(OsStr::new(value)));
+            env.set(OsStr::new(name), OsStr::new(value));
         }
     }
-    change(&mut env, changes);
-    env
+    env.change(changes);
+    env.finish()
 }
 
-/// Applies changes in order.
-fn change(env: &mut Vec<(OsString, OsString)>, changes: &[EnvChange]) {
-    for change in changes {
-        match change {
-            EnvChange::Set(name, value) => set(env, name, Some(value)),
-            EnvChange::Unset(name) => set(env, name, None),
+/// Variables in their order, while they change. A client may send very many of them.
+#[derive(Default)]
+struct Environment<'a> {
+    /// None for one that was removed.
+    all: Vec<Option<(&'a OsStr, &'a OsStr)>>,
+    /// Where each name is.
+    at: HashMap<&'a OsStr, usize>,
+}
+
+impl<'a> Environment<'a> {
+    /// Begins with some variables. Of those with the same name, the last one counts.
+    fn of(known: &'a [(OsString, OsString)]) -> Self {
+        let mut env = Self::default();
+        for (name, value) in known {
+            env.set(name, value);
+        }
+        env
+    }
+
+    /// Applies changes in order.
+    fn change(&mut self, changes: &'a [EnvChange]) {
+        for change in changes {
+            match change {
+                EnvChange::Set(name, value) => self.set(name, value),
+                EnvChange::Unset(name) => self.unset(name),
+            }
         }
     }
-}
 
-fn set(env: &mut Vec<(OsString, OsString)>, name: &OsStr, value: Option<&OsStr>) {
-    let at = env.iter().position(|(known, _)| known == name);
-    match (at.and_then(|at| env.get_mut(at)), value) {
-        (Some(entry), Some(value)) => entry.1 = value.to_owned(),
-        (None, Some(value)) => env.push((name.to_owned(), value.to_owned())),
-        (Some(_), None) => env.retain(|(known, _)| known != name),
-        (None, None) => {}
+    fn set(&mut self, name: &'a OsStr, value: &'a OsStr) {
+        let at = *self.at.entry(name).or_insert(self.all.len());
+        match self.all.get_mut(at) {
+            Some(entry) => *entry = Some((name, value)),
+            None => self.all.push(Some((name, value))),
+        }
+    }
+
+    fn unset(&mut self, name: &OsStr) {
+        let at = self.at.remove(name);
+        if let Some(entry) = at.and_then(|at| self.all.get_mut(at)) {
+            *entry = None;
+        }
+    }
+
+    fn finish(self) -> Vec<(OsString, OsString)> {
+        let left = self.all.into_iter().flatten();
+        left.map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect()
     }
 }
 
@@ -325,7 +363,7 @@ mod tests {
             Ok(os(&["sh", "-c", "x"]))
         );
         assert_eq!(argv_of(Some(""), &["x", "y"]), Ok(os(&["x", "y"])));
-        assert_eq!(argv_of(Some(""), &[]), Err(CommandError::Nothing));
+        assert_eq!(argv_of(Some(""), &[]), Err(CommandError::Discarded));
         assert_eq!(argv_of(Some(""), &[""]), Err(CommandError::EmptyProgram));
     }
 
@@ -370,6 +408,29 @@ mod tests {
 
         let plain = Command::from_image(&image(), &Overrides::default()).unwrap();
         assert_eq!(plain.env[1], ("A".into(), "1=2".into()));
+        // One that comes again is the last.
+        let overrides = Overrides {
+            env: vec![EnvChange::Unset("PATH".into()), set("PATH", "/new")],
+            ..Overrides::default()
+        };
+        let beside = Command::beside(&plain, &overrides).unwrap();
+        let expected = [("A", "1=2"), ("PATH", "/new")].map(|(n, v)| (n.into(), v.into()));
+        assert_eq!(beside.env, expected);
+    }
+
+    /// It would not end if each were compared with all others.
+    #[test]
+    fn a_million_variables_are_no_work() {
+        let name = |number: usize| OsString::from(format!("V{number}"));
+        let sets = (0..1_000_000).map(|n| EnvChange::Set(name(n), "x".into()));
+        let unsets = (1..1_000_000).map(|n| EnvChange::Unset(name(n)));
+        let overrides = Overrides {
+            env: sets.chain(unsets).collect(),
+            ..Overrides::default()
+        };
+        let first = Command::default();
+        let beside = Command::beside(&first, &overrides).unwrap();
+        assert_eq!(beside.env, [(name(0), "x".into())]);
     }
 
     #[test]

@@ -150,6 +150,9 @@ pub enum Error {
     /// The sandbox does not run, and the operation needs a running one.
     #[error("sandbox {0} does not run")]
     DoesNotRun(String),
+    /// The sandbox is not ready yet, and the operation needs one that is.
+    #[error("sandbox {0} still starts")]
+    Starts(String),
     /// No command that runs has this process ID.
     #[error("{0}")]
     NoSuchCommand(String),

@@ -123,16 +123,19 @@ impl SandboxRef {
         }
     }
 
-    /// Sends the first command a signal: its number on Linux, 1 to 64.
+    /// Sends the first command a signal: its number on Linux, 1 to 64. A sandbox that still starts has no command
+    /// yet: SIGKILL ends its start.
     ///
     /// # Errors
-    /// [`Error::DoesNotRun`]; [`Error::Refused`] if the sandbox has no command, or there is no such
-    /// signal.
+    /// [`Error::DoesNotRun`]; [`Error::Starts`] for other signals; [`Error::Refused`] if the sandbox has no
+    /// command, or there is no such signal.
     pub fn signal(&self, signal: i32) -> Result<(), Error> {
-        match self.ask(&Request::SignalFirst { signal })? {
-            Reply::Signaled => Ok(()),
-            Reply::Failed(failure) => Err(failure.into()),
-            _ => Err(Error::OwnerGone),
+        match self.ask(&Request::SignalFirst { signal }) {
+            Err(Error::Starts(_)) if signal == libc::SIGKILL => self.stop(Duration::ZERO).map(drop),
+            Err(error) => Err(error),
+            Ok(Reply::Signaled) => Ok(()),
+            Ok(Reply::Failed(failure)) => Err(failure.into()),
+            Ok(_) => Err(Error::OwnerGone),
         }
     }
 
@@ -300,7 +303,11 @@ impl SandboxRef {
     pub(crate) fn connect(&self) -> Result<Client, Error> {
         Client::connect(self.path()).or_else(|_| {
             let now = self.reload()?;
-            Err(Error::DoesNotRun(now.record().name.clone()))
+            let name = now.record().name.clone();
+            Err(match now.record().status {
+                Status::Starting => Error::Starts(name),
+                _ => Error::DoesNotRun(name),
+            })
         })
     }
 }

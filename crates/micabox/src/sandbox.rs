@@ -271,27 +271,38 @@ impl Sandbox {
     }
 
     /// Lets the sandbox continue without this process, until the command that has its
-    /// [lifetime](ExecOptions::lifetime) ends or the sandbox is stopped.
+    /// [lifetime](ExecOptions::lifetime) ends or the sandbox is stopped. A command may end before this: the
+    /// sandbox is then over as it would be without this process, which is no error.
     ///
     /// # Errors
-    /// [`Error::Lost`] if it has ended.
+    /// [`Error::Lost`] if its guest was lost, and others that [`Ended::error`] has.
     pub fn detach(mut self) -> Result<(), Error> {
         let mut creator = lock(&self.creator);
-        let told = creator.client.request(1, &Request::Detach, &[]);
-        let deadline = Instant::now().checked_add(ANSWER);
-        let reply = told.and_then(|()| creator.client.reply(1, deadline));
+        // That the owner is gone shows below, after what it has sent.
+        let _ = creator.client.request(1, &Request::Detach, &[]);
+        let reply = creator.reply(1, Instant::now().checked_add(ANSWER));
         let process = creator.process.take();
-        drop(creator);
-        match reply {
-            Ok(Some(Reply::Detached)) => {
+        let ended = creator.ended.clone();
+        match (reply, ended) {
+            (Some(Reply::Detached), _) => {
+                drop(creator);
                 self.is_left = true;
                 if let Some(owner) = process {
                     owner.goes_on();
                 }
                 Ok(())
             }
-            Ok(Some(Reply::Failed(failure))) => Err(failure.into()),
-            _ => Err(self.why_lost().unwrap_or_else(Lost::closed).into()),
+            // Its owner has recorded the end, and leaves.
+            (_, Some(ended)) => {
+                drop(creator);
+                self.is_left = true;
+                if let Some(owner) = process {
+                    owner.ends();
+                }
+                ended.error().map_or(Ok(()), Err)
+            }
+            (Some(Reply::Failed(failure)), None) => Err(failure.into()),
+            _ => Err(Lost::closed().into()),
         }
     }
 
@@ -425,6 +436,23 @@ impl Drop for Sandbox {
         let _ = creator.client.request(1, &Request::Kill, &[]);
         creator.client.end();
         wait_for_owner(&mut creator);
+    }
+}
+
+impl Creator {
+    /// Receives the reply to the request `number`, and keeps the sandbox's end if that comes before. None when
+    /// `deadline` passes first, or the owner is gone.
+    fn reply(&mut self, number: u32, deadline: Option<Instant>) -> Option<Reply> {
+        loop {
+            match self.client.receive(deadline) {
+                Ok(Some(Frame::Message(0, Reply::Ended { code, failure }))) => {
+                    self.ended = Some(Ended { code, failure });
+                }
+                Ok(Some(Frame::Message(of, reply))) if of == number => return Some(reply),
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => return None,
+            }
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use micabox_owner::protocol::{Reply, Request};
 use micabox_owner::{Client, FLUSH_TIMEOUT, LAG, Lost, SHUTDOWN_TIMEOUT};
 use tracing::{info, warn};
 
-use crate::state::{Found, Record};
+use crate::state::{Found, Record, Status};
 use crate::{Error, SandboxRef};
 
 /// How long the first command has after its stop signal by default; as with Docker.
@@ -15,6 +15,9 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
 /// Interval of checks on an owner that has not replied.
 const POLL: Duration = Duration::from_millis(100);
+
+/// How long the start of a sandbox may take to end once that is asked for: it may still make a disk.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A sandbox that was stopped.
 #[derive(Clone, Debug)]
@@ -46,7 +49,26 @@ impl SandboxRef {
         }
         info!(id = record.short_id(), ?grace, "stopping the sandbox");
         let begun = Instant::now();
-        if let Ok(answer) = ask(&found, grace)
+        let mut answer = ask(&found, grace);
+        // Its owner has a socket once it is ready, and looks for this before.
+        let starts = || {
+            let now = directory.find(self.id());
+            now.is_ok_and(|now| matches!(now.record.status, Status::Starting))
+        };
+        if answer.is_err() && starts() && micabox_owner::stop_start(&found.path).is_ok() {
+            answer = ask(&found, grace);
+            if answer.is_err() {
+                return if self.wait_for_start_to_end(&found) {
+                    Ok(stopped(None))
+                } else {
+                    Err(Error::Stuck {
+                        name: record.name.clone(),
+                        after: begun.elapsed(),
+                    })
+                };
+            }
+        }
+        if let Ok(answer) = answer
             && directory.wait_for_end(&found, SHUTDOWN_TIMEOUT)
         {
             return match answer {
@@ -64,7 +86,7 @@ impl SandboxRef {
             id = record.short_id(),
             "its owner does not answer: killing its machine"
         );
-        // The owner hangs, or has no socket yet. Without its machine it will end.
+        // Without its machine it will end.
         if let Some(machine) = directory.find(&record.id)?.record.machine {
             machine.kill();
         }
@@ -77,6 +99,24 @@ impl SandboxRef {
         Ok(stopped(Some(
             "the process that ran it did not answer, and its machine was killed".to_owned(),
         )))
+    }
+
+    /// Kills the machine of a sandbox whose start is to end ([`micabox_owner::stop_start`]), as soon as it has one,
+    /// and waits for the end. Returns false if it does not come.
+    fn wait_for_start_to_end(&self, found: &Found) -> bool {
+        let directory = self.directory();
+        // A machine that is not in the record ends when its guest is up.
+        let deadline = Instant::now() + START_TIMEOUT;
+        let mut has_ended = false;
+        while !has_ended && Instant::now() < deadline {
+            let now = directory.find(self.id());
+            if let Some(machine) = now.ok().and_then(|now| now.record.machine) {
+                machine.kill();
+            }
+            has_ended = directory.wait_for_end(found, POLL);
+        }
+        micabox_owner::forget_stop(&found.path);
+        has_ended
     }
 }
 

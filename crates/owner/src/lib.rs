@@ -18,7 +18,7 @@ mod serve;
 pub mod socket;
 
 pub use client::{Client, wait};
-pub use lost::{Lost, LostReason};
+pub use lost::{Lost, LostReason, forget_stop, stop_start};
 pub use serve::{
     FLUSH_TIMEOUT, LAG, Launch, Learn, Network, Outcome, Registrar, SHUTDOWN_TIMEOUT, Start, serve,
 };

@@ -1,6 +1,10 @@
 //! Why the owner lost contact with a guest.
 
 use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use micabox_vmm::{Exit, Machine};
@@ -32,6 +36,29 @@ pub enum LostReason {
     Unflushed(String),
     /// The sandbox was ended from this side.
     Closed,
+    /// The sandbox was stopped before it was ready ([`stop_start`]).
+    Stopped,
+}
+
+/// The file in a sandbox's directory that says that the sandbox is stopped while it starts: its owner has no socket
+/// yet.
+const STOPPED: &str = "stopped";
+
+/// Has the owner of the sandbox in `directory` end it if it is not ready yet. Whoever calls this also kills the
+/// machine, so that the owner need not wait until the guest is up. A sandbox that is ready has a socket by now.
+///
+/// # Errors
+/// Those of making a file.
+pub fn stop_start(directory: &Path) -> io::Result<()> {
+    let mut options = File::options();
+    let options = options.create(true).truncate(true).write(true).mode(0o600);
+    options.open(directory.join(STOPPED)).map(drop)
+}
+
+/// Forgets what [`stop_start`] did, for another start.
+pub fn forget_stop(directory: &Path) {
+    // As a rule, there is nothing.
+    let _ = fs::remove_file(directory.join(STOPPED));
 }
 
 impl Lost {
@@ -58,6 +85,12 @@ impl Lost {
     /// The sandbox was ended from this side.
     pub fn closed() -> Self {
         Self::without_console(LostReason::Closed)
+    }
+
+    /// Returns that the sandbox in `directory` was stopped before it was ready, if it was.
+    pub(crate) fn stopped(directory: &Path) -> Option<Self> {
+        let is_stopped = directory.join(STOPPED).exists();
+        is_stopped.then(|| Self::without_console(LostReason::Stopped))
     }
 
     fn without_console(reason: LostReason) -> Self {
@@ -112,6 +145,7 @@ impl fmt::Display for Lost {
             LostReason::Protocol(what) => f.write_str(what),
             LostReason::Unflushed(what) => write!(f, "not everything was written: {what}"),
             LostReason::Closed => f.write_str("it was ended"),
+            LostReason::Stopped => f.write_str("it was stopped before it was ready"),
         }
     }
 }

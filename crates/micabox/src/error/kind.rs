@@ -90,13 +90,14 @@ impl Error {
             },
             Self::RootDisk { problem, .. } => of_root_disk(problem),
             Self::Boot(lost) if lost.reason == LostReason::Silent => Kind::TimedOut,
+            Self::Boot(lost) if lost.reason == LostReason::Stopped => Kind::Disconnected,
             Self::BadList | Self::BadReply | Self::Boot(_) => Kind::Guest,
             Self::File { source, .. } => of_guest_file(source),
             Self::Lost(lost) => match &lost.reason {
                 // A client has ended the sandbox.
-                LostReason::Closed | LostReason::Machine(Exit::Killed { by_us: true, .. }) => {
-                    Kind::Disconnected
-                }
+                LostReason::Closed
+                | LostReason::Stopped
+                | LostReason::Machine(Exit::Killed { by_us: true, .. }) => Kind::Disconnected,
                 _ => Kind::Guest,
             },
             Self::OwnerGone => Kind::Disconnected,
@@ -121,7 +122,9 @@ impl Error {
             | Self::Running(_)
             | Self::UpperInUse(_)
             | Self::VolumeInUse { .. } => Kind::InUse,
-            Self::DoesNotRun(_) | Self::NotRunning(_) | Self::Paused => Kind::NotRunning,
+            Self::DoesNotRun(_) | Self::Starts(_) | Self::NotRunning(_) | Self::Paused => {
+                Kind::NotRunning
+            }
             Self::Cancelled => Kind::Cancelled,
             Self::Silent(_) | Self::Stuck { .. } | Self::TimedOut(_) => Kind::TimedOut,
             Self::DamagedSnapshot { .. } | Self::BadRecord(_) | Self::ImageNotMounted(_) => {

@@ -79,9 +79,14 @@ impl Sandboxes {
         name: Option<&str>,
         from: &mut dyn Read,
     ) -> Result<(Snapshot, Notes), Error> {
-        let failed = |source| Error::System {
+        let failed = |source: io::Error| Error::System {
             what: "importing the snapshot",
-            source,
+            source: match source.kind() {
+                io::ErrorKind::UnexpectedEof => {
+                    io::Error::new(source.kind(), "it is cut short: copy or export it again")
+                }
+                _ => source,
+            },
         };
         let mut from = Hashed {
             inner: from,

@@ -145,6 +145,7 @@ impl Directory {
         change: impl FnOnce(&mut Record),
     ) -> Result<Registration, Error> {
         let (Found { mut record, path }, lock) = self.hold_for_start(id)?;
+        micabox_owner::forget_stop(&path);
         change(&mut record);
         let names = self.lock()?;
         record_file::write(&path, &record)?;

@@ -5,9 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use micabox::{
-    Builder, Cancel, Command, Error, ErrorKind, ExecOptions, ExitStatus, FileChange, Handle,
-    Process, Restore, Sandbox, SandboxRef, Sandboxes, Snapshot, Status, Stdio, Upper,
+    BackendChoice, Builder, Cancel, Command, Error, ErrorKind, ExecOptions, ExitStatus, FileChange,
+    Handle, Network, Process, Restore, Sandbox, SandboxRef, Sandboxes, Snapshot, Status, Stdio,
+    Upper,
 };
+
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::support::{Fixture, guest};
 
@@ -288,6 +291,35 @@ fn a_detached_sandbox_outlives_its_creator() {
     );
     sandbox.remove().unwrap();
     assert!(fixture.is_empty());
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn a_sandbox_that_ends_before_it_is_detached_is_no_error() {
+    let fixture = Fixture::new();
+    let options = || ExecOptions {
+        lifetime: true,
+        detach: true,
+        ..ExecOptions::default()
+    };
+    for owner_is_gone in [false, true] {
+        let builder = fixture.builder().backend_choice(BackendChoice::Host);
+        let builder = builder.network(Network::None).name("it").keep_record();
+        let sandbox = builder.create().unwrap();
+        let process = sandbox.exec_with(&shell("exit 3"), options()).unwrap();
+        let found = fixture.sandboxes().get("it").unwrap();
+        assert_eq!(found.wait().unwrap(), 3);
+        if owner_is_gone {
+            // Its end of the creator's connection closes last.
+            let mut fds = [PollFd::new(&sandbox, PollFlags::empty())];
+            poll(&mut fds, None).unwrap();
+        }
+        sandbox.detach().unwrap();
+        assert_eq!(process.wait().unwrap(), ExitStatus::Exited(3));
+        assert!(found.wait_timeout(Duration::from_secs(60)));
+        found.remove().unwrap();
+    }
+    assert!(fixture.sandboxes().list().unwrap().is_empty());
 }
 
 #[test]

@@ -197,9 +197,13 @@ impl Owner {
 
     /// Makes the sandbox ready for commands: binds the socket and notifies the creator.
     fn up(&mut self, now: Instant, phases: Vec<micabox_wire::Phase>) {
+        let bound = Listener::bind(&self.directory);
+        // Whoever stops the start looks for the socket once more after that.
+        if let Some(stopped) = Lost::stopped(&self.directory) {
+            return self.lose(stopped);
+        }
         self.up = Some((now, phases));
         self.up_deadline = None;
-        let bound = Listener::bind(&self.directory);
         let ready = bound.and_then(|listener| {
             self.listener = Some(listener);
             let registrar = self.registrar.as_mut();

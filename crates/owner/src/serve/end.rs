@@ -194,7 +194,7 @@ impl End {
         match self.result.clone().unwrap_or(Ok(None)) {
             // The machine ended by itself meanwhile, or was killed.
             Err(Lost {
-                reason: LostReason::Machine(_) | LostReason::Closed,
+                reason: LostReason::Machine(_) | LostReason::Closed | LostReason::Stopped,
                 ..
             }) if is_safe => Ok(None),
             Ok(Some(why)) if !is_safe => Err(Lost::unflushed(why)),

@@ -220,6 +220,9 @@ impl Owner {
         if self.lost.is_some() || self.end.phase == Phase::Over {
             return;
         }
+        // Whoever stopped the start has killed the machine as well, which looks like a fault.
+        let stopped = self.up.is_none().then(|| Lost::stopped(&self.directory));
+        let lost = stopped.flatten().unwrap_or(lost);
         self.lost = Some(lost.clone());
         self.up_deadline = None;
         if self.up.is_none() {
