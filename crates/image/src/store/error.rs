@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 
 use micabox_oci::Digest;
 
+/// Most images that a message lists.
+const MOST_LISTED: usize = 5;
+
 /// Why an operation of the store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -32,17 +35,23 @@ pub enum Error {
     },
 
     /// The image is not in the store.
-    #[error("no image `{name}` in the store: `mica pull` or `mica load` it first")]
+    #[error("no image `{name}` in the store")]
     NoImage {
         /// The requested name.
         name: String,
     },
 
     /// The beginning of a digest matches more than one image.
-    #[error("`{name}` is the beginning of more than one image's digest: give more of it")]
+    #[error(
+        "`{name}` is the beginning of more than one image's digest, of {}: give more of it",
+        .images.iter().take(MOST_LISTED).map(|hex| hex.get(..12).unwrap_or(hex))
+            .collect::<Vec<_>>().join(", ")
+    )]
     Ambiguous {
         /// The requested name.
         name: String,
+        /// The hexadecimal digits of the images' digests, sorted.
+        images: Vec<String>,
     },
 
     /// An image's files contradict each other, or a layer is missing or was replaced.

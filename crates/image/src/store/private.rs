@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
+use rustix::fs::Access;
+
 use super::durable;
 use super::error::{Context, Error, Result};
 use super::layout::Layout;
@@ -31,8 +33,20 @@ pub(super) fn make_root(layout: &Layout) -> Result<Option<u32>> {
         Err(error) => return Err(error).context("create", root),
     }
     let metadata = fs::metadata(root).context("look at", root)?;
+    if !metadata.is_dir() {
+        let file = "it is a file, not a directory: name another in MICABOX_HOME";
+        return Err(io::Error::new(io::ErrorKind::NotADirectory, file))
+            .context("keep a store in", root);
+    }
     let mode = metadata.mode() & 0o7777;
     let is_ours = metadata.uid() == rustix::process::geteuid().as_raw();
+    if !is_ours && rustix::fs::access(root, Access::READ_OK | Access::EXEC_OK).is_err() {
+        let owner = metadata.uid();
+        let text = format!(
+            "it belongs to the user with ID {owner}: name a directory of your own in MICABOX_HOME"
+        );
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text)).context("use", root);
+    }
     if !is_ours || mode & OTHERS == 0 {
         return Ok(None);
     }

@@ -139,9 +139,11 @@ impl Store {
             });
         }
         let mut found = Vec::new();
-        if is_short_digest(name) {
+        let digits = name.strip_prefix("sha256:").unwrap_or(name);
+        if is_short_digest(digits) {
             found = durable::list(&self.layout.images())?;
-            found.retain(|hex| hex.starts_with(name));
+            found.retain(|hex| hex.starts_with(digits));
+            found.sort();
         }
         let error = || Error::NoImage {
             name: name.to_owned(),
@@ -157,6 +159,7 @@ impl Store {
             [] => Err(error()),
             _ => Err(Error::Ambiguous {
                 name: name.to_owned(),
+                images: found,
             }),
         }
     }
@@ -178,9 +181,10 @@ pub(super) fn check_digest(
     }
 }
 
-/// Returns whether `name` may be the beginning of a digest: long enough not to be meant as a name.
+/// Returns whether `name` may be the beginning of a digest: long enough not to be one by chance. As with Docker, a
+/// name that an image has is meant first, and a name that none has yet last.
 fn is_short_digest(name: &str) -> bool {
-    (6..=64).contains(&name.len()) && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    (3..=64).contains(&name.len()) && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Returns a reference as a file name: percent-encoded, and shortened to its digest if it is long.
@@ -222,8 +226,8 @@ mod tests {
 
     #[test]
     fn short_digests_are_told_from_names() {
-        assert!(is_short_digest("0123ab"));
-        for name in ["0123a", "0123AB", "debian", &"a".repeat(65)] {
+        assert!(is_short_digest("0123ab") && is_short_digest("01a"));
+        for name in ["01", "0123AB", "debian", &"a".repeat(65)] {
             assert!(!is_short_digest(name));
         }
     }

@@ -52,6 +52,8 @@ fn an_image_is_found_by_every_spelling_of_its_name() {
         &format!("sha256:{hex}"),
         &hex,
         &hex[..12],
+        &hex[..3],
+        &format!("sha256:{}", &hex[..3]),
     ] {
         let image = store.image(name).unwrap();
         assert_eq!(image.manifest_digest, published.manifest_digest, "{name}");
@@ -63,12 +65,29 @@ fn an_image_is_found_by_every_spelling_of_its_name() {
         "ebian",
         "debian:lates",
         "library",
-        &hex[..5],
-        "sha256:0",
+        &hex[..2],
+        &format!("sha256:{}", &hex[..2]),
+        &format!("sha512:{}", &hex[..12]),
         "Debian",
     ] {
         assert!(store.image(name).is_err(), "{name}");
     }
+    // Of two images with such digests none is meant, unless that is the name of one.
+    let digits = &hex[..4];
+    let other = format!("{digits}{}", "0".repeat(60));
+    std::fs::create_dir(store.root().join("images/sha256").join(&other)).unwrap();
+    for name in [digits, &format!("sha256:{digits}")] {
+        let text = store.image(name).unwrap_err().to_string();
+        assert!(
+            text.contains(&hex[..12]) && text.contains(&other[..12]),
+            "{text}"
+        );
+    }
+    let named = publish(&store, &two_layers(), digits);
+    assert_eq!(
+        store.image(digits).unwrap().manifest_digest,
+        named.manifest_digest
+    );
 }
 
 #[test]
