@@ -10,6 +10,7 @@ layer in an empty store; containerd unpacks it with its EROFS differ, with range
 import argparse
 import hashlib
 import http.server
+import itertools
 import json
 import os
 import pathlib
@@ -85,7 +86,9 @@ class Limited(http.server.BaseHTTPRequestHandler):
             while first < end:
                 self.due = max(getattr(self, "due", 0), time.monotonic() - 0.02)
                 time.sleep(max(0, self.due - time.monotonic()))
-                sent = os.sendfile(self.connection.fileno(), file.fileno(), first, min(piece, end - first))
+                sent = os.sendfile(
+                    self.connection.fileno(), file.fileno(), first, min(piece, end - first)
+                )
                 first += sent
                 self.due += sent / self.rate
 
@@ -110,7 +113,10 @@ def layer(size: int) -> layout.Blob:
     path = CACHE / f"travel-{size}.tar"
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(path.with_suffix(".new"), "w") as archive, open("/dev/urandom", "rb") as noise:
+        with (
+            tarfile.open(path.with_suffix(".new"), "w") as archive,
+            open("/dev/urandom", "rb") as noise,
+        ):
             file = 64 << 20
             for number in range(size // file):
                 entry = tarfile.TarInfo(f"file-{number}")
@@ -127,7 +133,7 @@ def curl(connections: int, host: str, blob: layout.Blob, _: pathlib.Path) -> Cos
     size = blob.path.stat().st_size
     url = f"http://{host}/v2/{NAME}/blobs/sha256:{blob.digest}"
     bounds = [size * number // connections for number in range(connections + 1)]
-    ranges = [f"{first}-{end - 1}" for first, end in zip(bounds, bounds[1:], strict=False)]
+    ranges = [f"{first}-{end - 1}" for first, end in itertools.pairwise(bounds)]
     each = [f"curl -sS -o /dev/null -r {span} {shlex.quote(url)} &" for span in ranges]
     return measure.run(["sh", "-c", " ".join([*each, "wait"])])
 

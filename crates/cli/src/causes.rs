@@ -6,7 +6,9 @@
 use std::io;
 
 use micabox::Error::{self as E, RootDisk};
-use micabox::{DiskProblem as Disk, LostReason, PlanError, Source, VolumeUser, VolumeWish};
+use micabox::{
+    DiskProblem as Disk, LostReason, PlanError, Source, StoreError, VolumeUser, VolumeWish,
+};
 use micabox_vmm::Error as Machine;
 use rustix::io::Errno;
 
@@ -47,6 +49,8 @@ const CAUSES: &[Cause] = causes! {
         "`mica doctor` says whether this machine has a KVM that works",
     E::Machine(Machine::NoLimits { .. }) | E::NoLimits(_) | E::Unlimited(_) => CONTROL_GROUPS,
     E::Machine(Machine::Paused) | E::Paused => "`mica unpause` lets it continue",
+    E::Store(StoreError::NoImage { .. }) =>
+        "`mica images` lists what is there; `mica pull` or `mica load` gets another image",
     E::Plan(PlanError::TooManyLayers { .. }) =>
         "a merged root takes any number of layers: omit `--root stacked`",
     E::NoPool =>
@@ -61,6 +65,7 @@ const CAUSES: &[Cause] = causes! {
     E::NameTaken { .. } => "choose another name, or remove that one with `mica rm`",
     E::Ambiguous(_) => "give more digits of the ID",
     E::Running(_) => "stop it first with `mica stop`",
+    E::Starts(_) => "try again when `mica ps` shows it as up; `mica stop` ends it",
     E::DoesNotRun(_) => "`mica ps -a` shows its state, and how it ended",
     E::File { source, .. } if is_full(source) =>
         "it is the sandbox's own filesystem: remove files there, or run it with more memory (`-m`) or a \

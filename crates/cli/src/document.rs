@@ -80,6 +80,12 @@ impl Document {
         }
     }
 
+    /// Parses the value of a `--format`. None means the document as it is without one, as does ''.
+    pub fn wanted(text: Option<&str>) -> Result<Option<Self>, Failure> {
+        let text = text.filter(|text| !text.is_empty());
+        text.map(Self::parse).transpose()
+    }
+
     /// Formats a document, with a line feed behind it. What is hidden in values is escaped.
     pub fn render(&self, document: &Value) -> Result<String, Failure> {
         self.text(document, false)

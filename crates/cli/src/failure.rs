@@ -81,6 +81,12 @@ impl Failure {
         self
     }
 
+    /// Says it in other words.
+    pub fn with_message(mut self, message: String) -> Self {
+        self.message = message;
+        self
+    }
+
     /// Adds the failed operation in front of the message.
     pub fn context(mut self, what: &str) -> Self {
         self.message = format!("{what}: {}", self.message);
@@ -218,6 +224,15 @@ fn disk_full(error: &(dyn Error + 'static)) -> Option<String> {
     ))
 }
 
+impl From<micabox_image::SaveError> for Failure {
+    fn from(error: micabox_image::SaveError) -> Self {
+        match error {
+            micabox_image::SaveError::Store(error) => error.into(),
+            error => Self::of(&error),
+        }
+    }
+}
+
 /// Errors of the store and other libraries are shown without a hint for each.
 macro_rules! from_words {
     ($($error:ty),*) => {$(
@@ -254,7 +269,6 @@ impl From<micabox_image::store::Error> for Failure {
 
 from_words!(
     micabox_image::LoadError,
-    micabox_image::SaveError,
     micabox_transfer::PushError,
     micabox_transfer::settings::ConfigError,
     micabox::CommandError

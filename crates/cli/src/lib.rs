@@ -13,6 +13,7 @@ mod mcp;
 mod moment;
 mod output;
 mod progress;
+mod registries;
 mod report;
 mod run;
 mod serve;
@@ -191,10 +192,14 @@ pub fn main() -> ExitCode {
     raise_descriptor_limit(DESCRIPTORS);
     report::end_with_server();
     let words = synonyms::resolve(std::env::args_os().collect());
+    if let Some(failure) = synonyms::refusal(&words) {
+        failure.print();
+        return ExitCode::from(EXIT_USAGE);
+    }
     let command = words.get(1).cloned();
     let cli = match parse(words) {
         Ok(cli) => cli,
-        Err(error) => return refuse(&error, command.as_deref()),
+        Err(error) => return refuse(&usage::without_guesses(error), command.as_deref()),
     };
     if let Err(failure) = log::start(cli.log) {
         failure.print();

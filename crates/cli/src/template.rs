@@ -110,8 +110,9 @@ impl Template {
         })
     }
 
-    /// Parses the value of a `--format`. None means the list as it is without one, as does `table` alone.
+    /// Parses the value of a `--format`. None means the list as it is without one, as do `table` alone and ''.
     pub fn wanted(text: Option<&str>, fields: Fields) -> Result<Option<Self>, Failure> {
+        let text = text.filter(|text| !text.is_empty());
         let template = text.map(|text| Self::parse(text, fields)).transpose()?;
         Ok(template.filter(|template| !template.is_table || !template.parts.is_empty()))
     }

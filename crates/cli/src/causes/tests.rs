@@ -113,8 +113,13 @@ fn with_hints() -> Vec<(E, &'static str)> {
             "mica rm",
         ),
         (E::Ambiguous(name()), "more digits"),
+        (
+            E::Store(StoreError::NoImage { name: name() }),
+            "`mica images`",
+        ),
         (E::Running(name()), "mica stop"),
         (E::DoesNotRun(name()), "ps -a"),
+        (E::Starts(name()), "mica stop"),
         (
             E::File {
                 what: "writing",
@@ -237,7 +242,10 @@ fn without_hints() -> Vec<E> {
             path: path(),
             source: Io::NotFound.into(),
         },
-        E::Store(StoreError::NoImage { name: name() }),
+        E::Store(StoreError::Ambiguous {
+            name: name(),
+            images: Vec::new(),
+        }),
         E::Cancelled,
     ]
 }

@@ -1,7 +1,8 @@
 //! `mica attach`
 
-use micabox::Cancel;
+use micabox::{Cancel, Error};
 
+use super::named::refused;
 use crate::failure::EXIT_MICA;
 use crate::run::attend::{Attention, attend};
 use crate::run::{DETACH_KEYS, Keys, Signals, farewell, our_streams};
@@ -48,7 +49,17 @@ fn attach(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     let sandbox = sandboxes.get(&args.sandbox)?;
     let signals = Signals::catch(Cancel::default())?;
-    let process = sandbox.attach(our_streams(!args.no_stdin))?;
+    let process = sandbox.attach(our_streams(!args.no_stdin));
+    let process = process.map_err(|error| {
+        let is_idle = matches!(&error, Error::Refused(why) if why.contains("no command"));
+        let failure = refused(&sandbox, error);
+        if is_idle {
+            let name = &sandbox.record().name;
+            failure.hint(format!("`mica exec -it {name} sh` runs one"))
+        } else {
+            failure
+        }
+    })?;
     let attention = Attention {
         interactive: !args.no_stdin,
         proxies_signals: args.sig_proxy,

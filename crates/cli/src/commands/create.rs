@@ -37,12 +37,7 @@ fn create(args: &run::Args) -> Outcome {
         detached: true,
         ..AttachOptions::default()
     };
-    let id_file = args
-        .command
-        .cidfile
-        .as_deref()
-        .map(IdFile::reserve)
-        .transpose()?;
+    let id_file = IdFile::wanted(args.command.cidfile.as_deref())?;
     let prepared = Preparation {
         sandbox: &args.sandbox,
         image: args.image()?,

@@ -9,6 +9,8 @@ use micabox_transfer::Settings;
 use micabox_transfer::settings::FILE_VARIABLE;
 use micabox_vmm::qemu::{self, Qemu};
 use micabox_vmm::{Acceleration, Backend, BackendChoice};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::Outcome;
@@ -69,9 +71,16 @@ impl Check {
 
 /// Checks the host.
 pub fn execute(args: &Args) -> Outcome {
-    let mut checks = machine();
-    checks.push(containers());
-    checks.push(jail());
+    let mut checks = match null() {
+        // Whatever starts a process would fail for it, and seem to be missing.
+        Some(failed) => vec![failed],
+        None => {
+            let mut checks = machine();
+            checks.push(containers());
+            checks.push(jail());
+            checks
+        }
+    };
     checks.extend(memory());
     checks.push(limits());
     checks.push(guest());
@@ -114,6 +123,22 @@ fn pools() -> Vec<Check> {
     found.map(|found| Check::ok("pool", found)).collect()
 }
 
+/// Checks what every process that is started has as a stream, if it can't be opened.
+fn null() -> Option<Check> {
+    const NULL: &str = "/dev/null";
+    let opened = File::options().read(true).write(true).open(NULL);
+    let error = opened.err()?;
+    Some(Check::new(
+        NULL,
+        Verdict::Missing,
+        format!("cannot open {NULL}: {error}; machines, containers and the jail are not checked"),
+        Some(format!(
+            "make it a device that everyone may open (`mknod -m 666 {NULL} c 1 3`), on a filesystem that is not \
+             mounted with nodev"
+        )),
+    ))
+}
+
 /// Checks the emulator and acceleration.
 fn machine() -> Vec<Check> {
     let qemu = match Qemu::probe() {
@@ -141,7 +166,12 @@ fn machine() -> Vec<Check> {
             "QEMU",
             Verdict::Missing,
             format!("{program} does not start: {error}"),
-            Some(format!("install QEMU again: {}", qemu::install_command())),
+            Some(match rustix::fs::access(qemu.program(), Access::EXEC_OK) {
+                Ok(()) => format!("install QEMU again: {}", qemu::install_command()),
+                Err(_) => format!(
+                    "let this user execute {program}, on a filesystem that is not mounted with noexec"
+                ),
+            }),
         ),
     };
     let acceleration = match qemu.acceleration() {
@@ -270,6 +300,11 @@ fn store() -> Vec<Check> {
         }
     };
     let root = store.root();
+    if let Err(error) = can_write(root) {
+        let found = format!("cannot write to {}: {error}", root.display());
+        let advice = "name a directory in MICABOX_HOME that you may write to".to_owned();
+        return vec![Check::new("store", Verdict::Missing, found, Some(advice))];
+    }
     let mut checks = vec![match rustix::fs::statvfs(root) {
         Ok(stat) => {
             let free = size(stat.f_bavail.saturating_mul(stat.f_frsize));
@@ -288,17 +323,30 @@ fn store() -> Vec<Check> {
     checks
 }
 
+/// Makes a file without a name.
+fn temporary(directory: &Path) -> rustix::io::Result<File> {
+    rustix::fs::open(
+        directory,
+        OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC,
+        Mode::RUSR | Mode::WUSR,
+    )
+    .map(File::from)
+}
+
+/// Fails if no file can be made in `directory`.
+fn can_write(directory: &Path) -> rustix::io::Result<()> {
+    match temporary(directory) {
+        // This filesystem has no files without a name.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
+            rustix::fs::accessat(CWD, directory, Access::WRITE_OK, AtFlags::EACCESS)
+        }
+        made => made.map(drop),
+    }
+}
+
 /// Returns whether the filesystem at `directory` can share blocks between files.
 fn reflinks(directory: &Path) -> std::io::Result<bool> {
-    let temporary = || {
-        rustix::fs::open(
-            directory,
-            rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
-            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
-        )
-        .map(File::from)
-    };
-    let (from, to) = (temporary()?, temporary()?);
+    let (from, to) = (temporary(directory)?, temporary(directory)?);
     from.set_len(4096)?;
     Ok(rustix::fs::ioctl_ficlone(&to, &from).is_ok())
 }

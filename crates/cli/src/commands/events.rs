@@ -60,7 +60,7 @@ pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
     let sandboxes = settings::sandboxes(&store)?;
     let mut history = History::open(&store);
-    let format = args.format.as_deref().map(Document::parse).transpose()?;
+    let format = Document::wanted(args.format.as_deref())?;
     let since = args.since.unwrap_or_else(moment::now);
     let mut looked: Option<Instant> = None;
     loop {

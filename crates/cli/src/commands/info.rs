@@ -27,12 +27,12 @@ pub struct Args {
 
 /// Shows the numbers.
 pub fn execute(args: &Args) -> Outcome {
-    let format = args.format.as_deref().map(Document::parse).transpose()?;
+    let format = Document::wanted(args.format.as_deref())?;
     let document = document()?;
     if args.json {
         print_json(&document)?;
     } else if let Some(format) = format {
-        write_stdout(format.render(&document)?.as_bytes())?;
+        write_stdout(format.render_strictly(&document)?.as_bytes())?;
     } else {
         print(&text(&document))?;
     }

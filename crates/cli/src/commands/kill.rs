@@ -1,6 +1,8 @@
 //! `mica kill`
 
-use super::named::Named;
+use micabox::Error;
+
+use super::named::{Named, refused};
 use crate::Outcome;
 
 /// Send a signal to the commands of running sandboxes
@@ -18,7 +20,18 @@ pub struct Args {
 
 /// Sends signals.
 pub fn execute(args: &Args) -> Outcome {
-    args.named.each(|sandbox| Ok(sandbox.signal(args.signal)?))
+    args.named.each(|sandbox| {
+        sandbox.signal(args.signal).map_err(|error| {
+            let is_refused = matches!(error, Error::Refused(_));
+            let failure = refused(sandbox, error);
+            if is_refused {
+                let name = &sandbox.record().name;
+                failure.hint(format!("`mica stop {name}` ends it"))
+            } else {
+                failure
+            }
+        })
+    })
 }
 
 fn signal(text: &str) -> Result<i32, String> {

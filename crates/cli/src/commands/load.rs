@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use micabox_image::progress::Silent;
 use micabox_image::{LoadOptions, Platform, Progress, Reference};
+use rustix::fs::FileType;
 use serde_json::json;
 
 use crate::failure::Failure;
 use crate::output::{print, print_json};
+use crate::run::{OrNone, empty_or, platform};
 use crate::{Outcome, bars, settings};
 
 /// Load images from an archive or a layout directory
@@ -24,8 +26,8 @@ pub struct Args {
     name: Option<Reference>,
 
     /// Platform of the images [default: this machine's]
-    #[arg(long, value_name = "OS/ARCH")]
-    platform: Option<Platform>,
+    #[arg(long, value_name = "OS/ARCH", value_parser = empty_or(platform))]
+    platform: Option<OrNone<Platform>>,
 
     /// Print the result as JSON
     #[arg(long)]
@@ -43,6 +45,11 @@ pub struct Args {
     path: Option<PathBuf>,
 }
 
+fn stdin_is_device() -> bool {
+    let stat = rustix::fs::fstat(io::stdin());
+    stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
+}
+
 /// Loads images.
 pub fn execute(args: &Args) -> Outcome {
     let given = args.path.as_ref().or(args.input.as_ref());
@@ -52,11 +59,16 @@ pub fn execute(args: &Args) -> Outcome {
             return Err(Failure::new("no archive: stdin is a terminal")
                 .hint("name a file, `mica load FILE`, or send one, `mica load <FILE`"));
         }
+        // Such as /dev/null, which a service has.
+        None if stdin_is_device() => {
+            return Err(Failure::new("no archive came on stdin: it is a device")
+                .hint("name a file, `mica load FILE`, or send one, `mica load <FILE`"));
+        }
         None => Path::new("-"),
     };
     let store = settings::store()?;
     let options = LoadOptions {
-        platform: args.platform.clone(),
+        platform: args.platform.clone().flatten(),
         settings: settings::for_images()?,
     };
     let images = {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use micabox::SandboxRef;
+use micabox::{Error, SandboxRef};
 
 use super::for_each;
 use crate::failure::Failure;
@@ -40,6 +40,20 @@ impl Named {
             Ok(name.to_owned())
         })
     }
+}
+
+/// Makes the failure of a request to a sandbox's owner, which does not know the name that the user has for it.
+pub fn refused(sandbox: &SandboxRef, error: Error) -> Failure {
+    let why = match &error {
+        Error::Refused(why) => why.clone(),
+        Error::Paused => error.to_string(),
+        _ => return error.into(),
+    };
+    let name = &sandbox.record().name;
+    Failure::from(error).with_message(match why.strip_prefix("the sandbox ") {
+        Some(why) => format!("sandbox {name} {why}"),
+        None => format!("sandbox {name}: {why}"),
+    })
 }
 
 impl Grace {

@@ -1,6 +1,6 @@
 //! `mica pause` and `mica unpause`
 
-use super::named::Named;
+use super::named::{Named, refused};
 use crate::Outcome;
 
 /// Stop the processors of running sandboxes
@@ -22,10 +22,12 @@ pub struct UnpauseArgs {
 
 /// Pauses sandboxes.
 pub fn pause(args: &PauseArgs) -> Outcome {
-    args.named.each(|sandbox| Ok(sandbox.pause()?))
+    args.named
+        .each(|sandbox| sandbox.pause().map_err(|error| refused(sandbox, error)))
 }
 
 /// Resumes sandboxes.
 pub fn unpause(args: &UnpauseArgs) -> Outcome {
-    args.named.each(|sandbox| Ok(sandbox.unpause()?))
+    args.named
+        .each(|sandbox| sandbox.unpause().map_err(|error| refused(sandbox, error)))
 }

@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::failure::Failure;
 use crate::output::{print, print_json, warn_json};
 use crate::progress::Reports;
+use crate::run::{OrNone, empty_or, platform};
 use crate::{Outcome, bars, settings};
 
 /// Pull an image from a registry
@@ -20,8 +21,8 @@ use crate::{Outcome, bars, settings};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Platform of the image [default: this machine's]
-    #[arg(long, value_name = "OS/ARCH")]
-    platform: Option<Platform>,
+    #[arg(long, value_name = "OS/ARCH", value_parser = empty_or(platform))]
+    platform: Option<OrNone<Platform>>,
 
     /// Print the result as JSON
     #[arg(long)]
@@ -53,7 +54,7 @@ enum Shown {
 pub fn execute(args: Args) -> Outcome {
     let store = settings::store()?;
     let mut options = PullOptions::new(settings::settings()?);
-    options.platform = args.platform;
+    options.platform = args.platform.flatten();
     options.policy = PullPolicy::Always;
     let name = args.image.familiar();
     let image = {

@@ -161,7 +161,13 @@ pub fn execute(args: &Args) -> Outcome {
                 Failure::of(&error).context(&format!("reading {}", file.display()))
             })?;
             let mut from = BufReader::with_capacity(1 << 20, from);
-            let imported = sandboxes.import_snapshot(name.as_deref(), &mut from)?;
+            let imported = sandboxes.import_snapshot(name.as_deref(), &mut from);
+            let imported = imported.map_err(|error| match error {
+                error @ micabox::Error::System { .. } => {
+                    Failure::from(error).context(&file.display().to_string())
+                }
+                error => error.into(),
+            })?;
             let (snapshot, found) = imported;
             notes::print(&found, &snapshot.name);
             print(&format!("{}\n", snapshot.name))?;

@@ -97,7 +97,7 @@ fn df(store: &Store, json: bool) -> Outcome {
     }
     let mut sums = Table::new(&["", ">"]);
     for (what, bytes) in [
-        (format!("{} layers", usage.layers), usage.layers_size),
+        (counted(usage.layers, "layer"), usage.layers_size),
         ("of them shared".into(), usage.shared_size),
         ("merged metadata".into(), usage.metadata_size),
         ("warm templates".into(), usage.templates_size),
@@ -129,10 +129,10 @@ fn prune(store: &Store, options: PruneOptions, json: bool) -> Outcome {
         text.push_str(&format!("layer  {digest}\n"));
     }
     if pruned.templates > 0 {
-        text.push_str(&format!("{} warm templates\n", pruned.templates));
+        text.push_str(&format!("{}\n", counted(pruned.templates, "warm template")));
     }
     if pruned.views > 0 {
-        text.push_str(&format!("{} trimmed views\n", pruned.views));
+        text.push_str(&format!("{}\n", counted(pruned.views, "trimmed view")));
     }
     let freed = if options.dry_run {
         "would be freed"
@@ -142,6 +142,14 @@ fn prune(store: &Store, options: PruneOptions, json: bool) -> Outcome {
     text.push_str(&format!("{} {freed}\n", size(pruned.size)));
     print(&text)?;
     Ok(0)
+}
+
+/// Formats a number of things, of which one has no s.
+fn counted(number: usize, what: &str) -> String {
+    match number {
+        1 => format!("1 {what}"),
+        number => format!("{number} {what}s"),
+    }
 }
 
 fn fsck(store: &Store, options: &FsckOptions, json: bool) -> Outcome {
@@ -175,7 +183,9 @@ fn fsck(store: &Store, options: &FsckOptions, json: bool) -> Outcome {
         (count, false) => format!("{count} damaged"),
     };
     text.push_str(&format!(
-        "{layers} layers, {images} images, {bytes} read: {verdict}\n"
+        "{}, {}, {bytes} read: {verdict}\n",
+        counted(layers, "layer"),
+        counted(images, "image")
     ));
     print(&text)?;
     match code {

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use micabox::{DiskRate, Error, ErrorKind, Expiry, NetRate, Resources, SandboxRef};
+use micabox::{DiskRate, Error, ErrorKind, Expiry, NetRate, Record, Resources, SandboxRef, Upper};
 
 use super::named::Named;
 use crate::Outcome;
 use crate::failure::Failure;
-use crate::run::{Cpus, cpus, disk_rate, duration, memory, net_rate, processes};
+use crate::run::{
+    Cpus, OrDefault, cpus, disk_rate, duration, memory, net_rate, processes, zero_or,
+};
 
 /// Change what sandboxes may use, for now and for later starts
 ///
@@ -28,13 +30,13 @@ pub struct Args {
     max_life: Option<Duration>,
 
     /// Processors: of a running sandbox, how much of their time it may use, where a control group limits
-    /// it; otherwise as for `mica run`
-    #[arg(long, value_name = "NUMBER", value_parser = cpus, group = "change")]
-    cpus: Option<Cpus>,
+    /// it; otherwise as for `mica run`; 0 changes nothing, as with Docker
+    #[arg(long, value_name = "NUMBER", value_parser = zero_or(cpus), group = "change")]
+    cpus: Option<OrDefault<Cpus>>,
 
     /// Memory of the machine, of a sandbox that does not run
-    #[arg(short, long, value_name = "SIZE", value_parser = memory, group = "change")]
-    memory: Option<u32>,
+    #[arg(short, long, value_name = "SIZE", value_parser = zero_or(memory), group = "change")]
+    memory: Option<OrDefault<u32>>,
 
     /// Most processes and threads; 0 and -1 for no limit. Of a running sandbox, only if it was started
     /// with a limit
@@ -67,15 +69,15 @@ pub fn execute(args: &Args) -> Outcome {
 impl Args {
     fn change(&self, sandbox: &SandboxRef) -> Result<(), Failure> {
         let resources = Resources {
-            memory_mib: self.memory,
-            processors: self.cpus.map(Cpus::thousandths),
+            memory_mib: self.memory.flatten(),
+            processors: self.cpus.flatten().map(Cpus::thousandths),
             pids_limit: self.pids_limit,
             disk_rate: self.disk_rate,
             net_rate: self.net_rate,
         };
         if resources != Resources::default() {
             sandbox.update(&resources).map_err(|error| match error {
-                Error::Running(name) => self.must_stop(&name, sandbox.record().cpus.into()),
+                Error::Running(_) => self.must_stop(sandbox.record()),
                 // What does not run yet is changed for its next start, without a control group.
                 Error::Unlimited(_) if self.idle_timeout.is_some() || self.max_life.is_some() => {
                     let failure = Failure::from(error);
@@ -96,11 +98,14 @@ impl Args {
     }
 
     /// Makes the message for a change that a running sandbox can't take.
-    fn must_stop(&self, name: &str, cpus: u32) -> Failure {
-        let what = if self.memory.is_some() {
+    fn must_stop(&self, record: &Record) -> Failure {
+        let name = &record.name;
+        let cpus = u32::from(record.cpus);
+        let what = if self.memory.flatten().is_some() {
             "its memory can't be changed meanwhile".to_owned()
         } else if self
             .cpus
+            .flatten()
             .is_some_and(|time| time.thousandths() > cpus * 1000)
         {
             format!("it can't have more than the {cpus} processors that it was started with")
@@ -109,8 +114,16 @@ impl Args {
         } else {
             "it was started without a limit of processes".to_owned()
         };
-        Failure::new(format!("sandbox {name} runs: {what}")).hint(format!(
-            "`mica stop {name}`, then `mica update`, and `mica start {name}`"
-        ))
+        let failure = Failure::new(format!("sandbox {name} runs: {what}"));
+        match record.upper {
+            // It ends with its changes, so it has no next start.
+            Upper::Tmpfs => failure.hint(
+                "it has no disk, so it can't be started again, and this is fixed for its life: run a new one with \
+                 other flags",
+            ),
+            Upper::Disk { .. } | Upper::Folder { .. } | Upper::InPlace => failure.hint(format!(
+                "`mica stop {name}`, then `mica update`, and `mica start {name}`"
+            )),
+        }
     }
 }

@@ -24,11 +24,12 @@ pub struct Args {
 
 /// Shows the version.
 pub fn execute(args: &Args) -> Outcome {
+    let format = Document::wanted(args.format.as_deref())?;
     let document = document();
     if args.json {
         print_json(&document)?;
-    } else if let Some(format) = &args.format {
-        write_stdout(Document::parse(format)?.render(&document)?.as_bytes())?;
+    } else if let Some(format) = format {
+        write_stdout(format.render_strictly(&document)?.as_bytes())?;
     } else {
         let platform = Platform::host();
         print(&format!("mica {VERSION}, {platform}\n"))?;

@@ -13,14 +13,14 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::{HeaderMap, StatusCode};
 use serde::Serialize;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::http::{self, Answer, Body, Response, header};
 use super::incoming::Incoming;
-use super::places::SMALL;
+use super::places::{Place, SMALL};
 use super::problem::{Kind, Problem};
 pub use envelopes::{Envelopes, MOST};
 
@@ -111,8 +111,10 @@ fn frame(flags: u8, message: &impl Serialize) -> Bytes {
 pub struct Messages {
     body: Incoming,
     envelopes: Envelopes,
-    /// Bytes of a message that there is room for.
-    room: usize,
+    /// The room for a message, until the next one is asked for.
+    room: Option<Place>,
+    /// Whether the client may be silent between messages.
+    is_patient: bool,
 }
 
 impl Messages {
@@ -120,40 +122,66 @@ impl Messages {
         Self {
             body,
             envelopes: Envelopes::default(),
-            room: SMALL,
+            room: None,
+            is_patient: false,
         }
     }
 
-    /// Returns the next message; None at the end.
+    /// Returns the next message; None at the end. What came of the one before is no longer in use then.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
+        self.room = None;
         loop {
             if let Some(message) = self.envelopes.take()? {
-                return serde_json::from_slice(&message).map(Some).map_err(|error| {
+                if self.is_patient {
+                    self.be_patient();
+                }
+                return super::json::decode(&message).map(Some).map_err(|error| {
                     Problem::invalid(format!("a message is not as expected: {error}"))
                 });
             }
             let length = self.envelopes.coming()?;
-            if length > self.room {
+            if length > SMALL && self.room.is_none() {
                 let call = Arc::clone(self.body.call());
-                call.make_room(length * http::GROWTH).await?;
-                self.room = length;
+                self.room = call.room(length * http::GROWTH).await?;
             }
-            match self.body.frame().await {
-                None if self.envelopes.is_empty() => return Ok(None),
-                None => return Err(Problem::invalid("the stream ends within a message")),
-                Some(Ok(frame)) => {
-                    if let Ok(data) = frame.into_data() {
-                        self.envelopes.push(&data);
-                    }
-                }
-                Some(Err(error)) => return Err(http::broken(error)),
+            if !self.receive().await? {
+                return Ok(None);
             }
         }
     }
 
-    /// Lets the client be silent between messages for as long as it likes.
+    /// Receives more of the stream; false if it has ended where it may.
+    async fn receive(&mut self) -> Result<bool, Problem> {
+        match self.body.frame().await {
+            None if self.envelopes.is_empty() => Ok(false),
+            None => Err(Problem::invalid("the stream ends within a message")),
+            Some(Ok(frame)) => {
+                let is_first = self.envelopes.is_empty();
+                if let Ok(data) = frame.into_data() {
+                    self.envelopes.push(&data);
+                }
+                if self.is_patient && is_first {
+                    self.be_patient();
+                }
+                Ok(true)
+            }
+            Some(Err(error)) => Err(http::broken(error)),
+        }
+    }
+
+    /// Lets the client be silent between messages for as long as it likes. Within one there may be room for it.
     pub fn be_patient(&mut self) {
-        self.body.set_patience(None);
+        self.is_patient = true;
+        if self.envelopes.is_empty() {
+            self.body.set_patience(None);
+        } else {
+            self.body.expect_more();
+        }
+    }
+
+    /// Returns whether there is room for the last message, which others wait for.
+    pub fn is_large(&self) -> bool {
+        self.room.is_some()
     }
 
     /// Returns the only message of a stream, once the stream has ended: hyper closes a connection whose request it has
@@ -161,10 +189,17 @@ impl Messages {
     pub async fn only<T: DeserializeOwned>(mut self) -> Result<T, Problem> {
         let only = self.next().await?;
         let only = only.ok_or_else(|| Problem::invalid("the stream has no message"))?;
-        match self.next::<IgnoredAny>().await? {
-            None => Ok(only),
-            Some(_) => Err(Problem::invalid("the stream has more than one message")),
+        // For as long as the call is under way.
+        if let Some(room) = self.room.take() {
+            self.body.call().keep(room);
         }
+        // Of another one only the beginning is received: it would need room as well.
+        while !self.envelopes.has_begun()? {
+            if !self.receive().await? {
+                return Ok(only);
+            }
+        }
+        Err(Problem::invalid("the stream has more than one message"))
     }
 }
 

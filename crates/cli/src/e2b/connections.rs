@@ -11,11 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use hyper::Response;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep};
 
+use super::pace::Pace;
 use super::places::{Account, Place};
 use super::problem::Problem;
 
@@ -26,7 +28,7 @@ const FROM_ONE: usize = 1024;
 /// How long a client may take for its first byte.
 const FIRST: Duration = Duration::from_secs(10);
 
-/// How long a client may read nothing of what waits for it.
+/// How long a client may read nothing of what waits for it; also too little of a reply that is no stream of events.
 const UNREAD: Duration = Duration::from_secs(120);
 
 /// All connections.
@@ -190,14 +192,20 @@ impl Call {
         let _ = self.account.set(account);
     }
 
-    /// Keeps room for so many bytes of it, if it is a sandbox's.
+    /// Keeps room for so many bytes of it.
     pub async fn make_room(&self, bytes: usize) -> Result<(), Problem> {
-        if let Some(account) = self.account.get()
-            && let Some(place) = account.room(bytes).await?
-        {
+        if let Some(place) = self.room(bytes).await? {
             self.keep(place);
         }
         Ok(())
+    }
+
+    /// Waits for room for so many bytes that are kept for less long than it; None if they need none.
+    pub async fn room(&self, bytes: usize) -> Result<Option<Place>, Problem> {
+        match self.account.get() {
+            Some(account) => account.room(bytes).await,
+            None => Ok(None),
+        }
     }
 
     /// Keeps a place until the reply is sent.
@@ -213,6 +221,28 @@ impl Drop for Call {
     }
 }
 
+/// A reply that its client reads at some rate. Others, as those of commands, may wait for what it does with them.
+#[derive(Clone, Copy, Debug)]
+pub struct Paced;
+
+/// How a connection's client has to read the reply that it gets.
+#[derive(Clone, Debug)]
+pub struct Reading(Arc<Mutex<Pace>>);
+
+impl Reading {
+    /// Begins a reply.
+    pub fn begin<T>(&self, reply: &Response<T>) {
+        *self.lock() = match reply.extensions().get() {
+            Some(Paced) => Pace::new(UNREAD),
+            None => Pace::steady(UNREAD),
+        };
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pace> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A connection's bytes. Silence before the first one, and bytes that are not read, end it.
 #[derive(Debug)]
 pub struct Patient {
@@ -220,7 +250,7 @@ pub struct Patient {
     /// Until the first byte has come.
     first: Option<Pin<Box<Sleep>>>,
     /// While the client has to read before more can be written.
-    unread: Option<Pin<Box<Sleep>>>,
+    reading: Reading,
 }
 
 impl Patient {
@@ -228,8 +258,13 @@ impl Patient {
         Self {
             stream,
             first: Some(Box::pin(sleep(FIRST))),
-            unread: None,
+            reading: Reading(Arc::new(Mutex::new(Pace::steady(UNREAD)))),
         }
+    }
+
+    /// Returns what its replies are noted in.
+    pub fn reading(&self) -> Reading {
+        self.reading.clone()
     }
 
     /// Returns what became of a write, unless it waits for too long.
@@ -238,12 +273,12 @@ impl Patient {
         context: &mut Context<'_>,
         written: Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        if written.is_ready() {
-            self.unread = None;
-            return written;
+        let mut pace = self.reading.lock();
+        if let Poll::Ready(written) = written {
+            pace.moved(*written.as_ref().unwrap_or(&0));
+            return Poll::Ready(written);
         }
-        let unread = self.unread.get_or_insert_with(|| Box::pin(sleep(UNREAD)));
-        ready!(unread.as_mut().poll(context));
+        ready!(pace.poll_late(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }

@@ -16,8 +16,9 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
 
-use super::connections::Call;
+use super::connections::{Call, Paced};
 use super::incoming::Incoming;
+use super::json;
 use super::places::{Place, Places, SMALL};
 use super::problem::{Kind, Problem};
 
@@ -56,6 +57,7 @@ pub fn json(status: StatusCode, body: &impl Serialize) -> Response {
 pub fn json_text(text: Vec<u8>) -> Response {
     let mut reply = hyper::Response::new(full(text));
     set_type(&mut reply, "application/json");
+    reply.extensions_mut().insert(Paced);
     reply
 }
 
@@ -170,7 +172,7 @@ pub struct Nothing {}
 pub async fn read<T: DeserializeOwned>(body: Incoming) -> Result<T, Problem> {
     let bytes = collect(body).await?;
     let bytes = if bytes.is_empty() { b"{}" } else { &*bytes };
-    serde_json::from_slice(bytes)
+    json::decode(bytes)
         .map_err(|error| Problem::invalid(format!("the body is not as expected: {error}")))
 }
 
@@ -185,6 +187,7 @@ async fn collect(mut body: Incoming) -> Result<BytesMut, Problem> {
     let call = Arc::clone(body.call());
     let mut bytes = BytesMut::new();
     let mut has_room = false;
+    body.is_short();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(broken)?.into_data() else {
             continue;
@@ -214,14 +217,6 @@ pub fn broken(error: io::Error) -> Problem {
 /// Returns a header that is text.
 pub fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
-}
-
-/// Returns a parameter of the query.
-pub fn query(uri: &hyper::Uri, name: &str) -> Option<String> {
-    let text = uri.query()?;
-    let mut pairs = form_urlencoded::parse(text.as_bytes());
-    let (_, value) = pairs.find(|(key, _)| key == name)?;
-    Some(value.into_owned())
 }
 
 /// Does what blocks in a thread.

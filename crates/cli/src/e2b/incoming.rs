@@ -13,15 +13,19 @@ use hyper::Request;
 use hyper::body::{Body, Frame, Incoming as Received, SizeHint};
 use hyper::header::EXPECT;
 use tokio::sync::oneshot;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::timeout;
 
 use super::connections::Call;
+use super::pace::Pace;
 
 /// How long the rest of a body may take. After that the connection is closed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a client may send nothing of a body that is read.
 const SILENCE: Duration = Duration::from_secs(60);
+
+/// How long it may be waited for in all, for a body that is short.
+const SHORT: Duration = Duration::from_secs(120);
 
 /// The body of a request. The part that is not read when it is dropped is left to [`Rest`].
 #[derive(Debug)]
@@ -30,10 +34,8 @@ pub struct Incoming {
     rest: Option<oneshot::Sender<Received>>,
     /// The client sends it once the first of it is read ("Expect: 100-continue").
     is_held_back: bool,
-    /// How long it may be silent; None for ever.
-    patience: Option<Duration>,
-    /// While the client has to send.
-    silent: Option<Pin<Box<Sleep>>>,
+    /// How long it may be waited for; None for ever.
+    pace: Option<Pace>,
     call: Arc<Call>,
 }
 
@@ -49,8 +51,7 @@ pub fn split(request: Request<Received>, call: Arc<Call>) -> (Request<Incoming>,
         body: Some(body),
         rest: Some(rest),
         is_held_back,
-        patience: Some(SILENCE),
-        silent: None,
+        pace: Some(Pace::new(SILENCE)),
         call,
     });
     (request, Rest(body))
@@ -62,9 +63,21 @@ impl Incoming {
         &self.call
     }
 
-    /// Sets how long its client may be silent; None for ever.
+    /// Sets how long its client may be silent each time, however little it sends; None for ever.
     pub fn set_patience(&mut self, patience: Option<Duration>) {
-        self.patience = patience;
+        self.pace = patience.map(Pace::steady);
+    }
+
+    /// Has its client send what it has begun, as at the beginning of a body.
+    pub fn expect_more(&mut self) {
+        self.pace = Some(Pace::new(SILENCE));
+    }
+
+    /// Its client has little time for all of it.
+    pub fn is_short(&mut self) {
+        if let Some(pace) = &mut self.pace {
+            pace.set_total(SHORT);
+        }
     }
 }
 
@@ -87,21 +100,25 @@ impl Body for Incoming {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         self.is_held_back = false;
-        let Some(body) = &mut self.body else {
+        let Self { body, pace, .. } = &mut *self;
+        let Some(body) = body else {
             return Poll::Ready(None);
         };
         if let Poll::Ready(frame) = Pin::new(body).poll_frame(context) {
-            self.silent = None;
+            if let Some(pace) = pace {
+                let data = frame.as_ref().and_then(|frame| frame.as_ref().ok());
+                let data = data.and_then(Frame::data_ref);
+                pace.moved(data.map_or(0, Bytes::len));
+            }
             return Poll::Ready(frame.map(|frame| frame.map_err(io::Error::other)));
         }
-        let Some(patience) = self.patience else {
+        let Some(pace) = pace else {
             return Poll::Pending;
         };
-        let silent = self.silent.get_or_insert_with(|| Box::pin(sleep(patience)));
-        ready!(silent.as_mut().poll(context));
+        ready!(pace.poll_late(context));
         // There is no rest to wait for.
         self.rest = None;
-        let message = format!("nothing came for {} seconds", patience.as_secs());
+        let message = "the client sends nothing, or too little";
         Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, message))))
     }
 

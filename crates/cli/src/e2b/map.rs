@@ -5,6 +5,9 @@ use std::fmt;
 
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
+/// Most entries of a map that a client sends.
+const ENTRIES: usize = 1000;
+
 /// Reads a map; null is an empty one.
 pub fn unique<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
     from.deserialize_any(Unique)
@@ -28,6 +31,10 @@ impl<'de> Visitor<'de> for Unique {
         while let Some((name, value)) = map.next_entry::<String, String>()? {
             if all.contains_key(&name) {
                 return Err(A::Error::custom(format!("`{name}` is there twice")));
+            }
+            if all.len() == ENTRIES {
+                let message = format!("a map may have {ENTRIES} entries");
+                return Err(A::Error::custom(message));
             }
             all.insert(name, value);
         }

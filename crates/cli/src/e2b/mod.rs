@@ -14,10 +14,12 @@ mod envd;
 pub mod fuzzing;
 mod http;
 mod incoming;
+mod json;
 mod label;
 mod list;
 mod map;
 mod options;
+mod pace;
 mod places;
 mod ports;
 mod problem;
@@ -38,6 +40,7 @@ use micabox::Sandboxes;
 use serde_json::Value;
 
 use crate::failure::Failure;
+use crate::registries::{self, Registries};
 use crate::{Outcome, settings};
 use code::Contexts;
 use deadline::Deadlines;
@@ -66,6 +69,12 @@ pub struct Args {
     #[arg(long, value_name = "NAME=IMAGE", value_parser = template::pair, requires = "e2b")]
     template: Vec<(String, String)>,
 
+    /// Allow clients to have images of this registry pulled; may be repeated. Docker Hub is allowed, and so are
+    /// registries that the settings file names, unless they are at a loopback or private address, and images that
+    /// --template names [ghcr.io, localhost:5000]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = registries::name, requires = "e2b")]
+    allow_registry: Vec<String>,
+
     /// An option of `mica run` for all sandboxes, without dashes [backend=host, memory=2g, upper=disk]
     #[arg(long, value_name = "NAME[=VALUE]", value_parser = option, requires = "e2b")]
     with: Vec<(String, Value)>,
@@ -77,6 +86,8 @@ struct Server {
     sandboxes: Sandboxes,
     key: Key,
     templates: Templates,
+    /// Whose images clients may have pulled.
+    registries: Registries,
     /// Options of every sandbox.
     options: Options,
     /// What a sandbox's host names end with.
@@ -112,6 +123,7 @@ pub fn execute(args: Args) -> Outcome {
             sandboxes,
             key,
             templates: Templates::new(args.template),
+            registries: Registries::new(args.allow_registry),
             options,
             domain: format!("localhost:{}", address.port()),
             processes: Arc::default(),

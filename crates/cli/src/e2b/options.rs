@@ -1,5 +1,7 @@
 //! Options of `mica run` for all of a server's sandboxes (`--with`), checked when it starts.
 
+use std::time::Duration;
+
 use micabox::builder::DEFAULT_MEMORY_MIB;
 use micabox::{BackendChoice, Upper};
 use serde_json::{Map, Value};
@@ -34,6 +36,8 @@ pub struct Options {
     pub memory_mib: u64,
     /// Its disk, 0 without one.
     pub disk_mib: u64,
+    /// How long it may be idle; None for ever.
+    pub idle_timeout: Option<Duration>,
 }
 
 impl Options {
@@ -77,6 +81,7 @@ impl Options {
                 Some(Upper::Disk { size }) => size >> 20,
                 _ => 0,
             },
+            idle_timeout: args.expiry().idle_timeout,
             all,
         })
     }
@@ -125,8 +130,10 @@ mod tests {
         let some = some.unwrap();
         assert_eq!(some.all["net-allow"], json!(["10.0.0.0/8", "1.1.1.1"]));
         assert_eq!(some.disk_mib, 0);
-        let some = options(&[("backend", "kvm"), ("memory", "2g")]).unwrap();
+        let some = options(&[("backend", "kvm"), ("memory", "2g"), ("idle-timeout", "1h")]);
+        let some = some.unwrap();
         assert_eq!(some.memory_mib, 2048);
+        assert_eq!(some.idle_timeout, Some(Duration::from_secs(3600)));
         assert_eq!(
             options(&[host, ("network", "none")]).unwrap().all["net"],
             "none"

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use super::connections::CONNECTIONS;
 use super::problem::{Kind, Problem};
 
 /// How long a client may wait for a place.
@@ -21,11 +22,23 @@ pub const SMALL: usize = 64 << 10;
 /// Sandboxes whose places are all free are forgotten when there are more than this.
 const KEPT: usize = 64;
 
+/// Most requests of all sandboxes' clients, and of the API's. Neither leave the other without a connection, and both
+/// leave some to be told so.
+const REQUESTS: u32 = 1408;
+const API: u32 = 512;
+const _: () = assert!(((REQUESTS + API) as usize) < CONNECTIONS);
+
 /// What is bounded.
 #[derive(Debug)]
 pub struct Bounds {
     /// Requests of a sandbox's clients, for as long as their replies take.
     pub requests: Places,
+    /// Requests of the API: those that only ask, and others.
+    pub api: Places,
+    /// Searches for a sandbox by clients that have not shown yet what they know, each in a thread.
+    pub searches: Places,
+    /// The same among all sandboxes, for an address of a file that names none.
+    pub wide_searches: Places,
     pub commands: Places,
     /// Files on their way.
     pub transfers: Places,
@@ -43,7 +56,10 @@ pub struct Bounds {
 impl Default for Bounds {
     fn default() -> Self {
         Self {
-            requests: Places::new("requests", 512, 2048),
+            requests: Places::new("requests", 512, REQUESTS),
+            api: Places::new("requests of the API", API / 4 * 3, API),
+            searches: Places::new("searches", 4, 16),
+            wide_searches: Places::new("searches", 2, 2),
             commands: Places::new("commands", 512, 1000),
             transfers: Places::new("transfers of files", 64, 256),
             ports: Places::new("connections to ports", 128, 512),
@@ -91,8 +107,13 @@ impl Places {
 
     /// Takes one, if there is one.
     pub fn take(&self, sandbox: &str) -> Result<Place, Problem> {
-        let one = self.of(sandbox).try_acquire_owned();
-        let one = one.map_err(|_| self.none("the sandbox", self.each))?;
+        self.take_for(sandbox, "the sandbox")
+    }
+
+    /// The same for what is no sandbox, and has another name.
+    pub fn take_for(&self, whose: &str, name: &str) -> Result<Place, Problem> {
+        let one = self.of(whose).try_acquire_owned();
+        let one = one.map_err(|_| self.none(name, self.each))?;
         let all = Arc::clone(&self.room).try_acquire_owned();
         let all = all.map_err(|_| self.none("this server", self.all))?;
         Ok(Place {

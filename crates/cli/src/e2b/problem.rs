@@ -33,6 +33,8 @@ pub enum Kind {
     Conflict,
     /// The request is too large.
     TooLarge,
+    /// Its address is too long.
+    TooLong,
     /// There are too many.
     TooMany,
     /// This server does not do it.
@@ -57,6 +59,7 @@ impl Kind {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::Exists | Self::Conflict => StatusCode::CONFLICT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::TooLong => StatusCode::URI_TOO_LONG,
             Self::TooMany => StatusCode::TOO_MANY_REQUESTS,
             Self::Unsupported => StatusCode::NOT_IMPLEMENTED,
             Self::Gone => StatusCode::BAD_GATEWAY,
@@ -75,7 +78,7 @@ impl Kind {
             Self::NotFound => "not_found",
             Self::Exists => "already_exists",
             Self::Conflict => "failed_precondition",
-            Self::TooLarge | Self::TooMany | Self::Full => "resource_exhausted",
+            Self::TooLarge | Self::TooLong | Self::TooMany | Self::Full => "resource_exhausted",
             Self::Unsupported => "unimplemented",
             Self::Gone => "unavailable",
             Self::Deadline => "deadline_exceeded",

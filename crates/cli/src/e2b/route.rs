@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use hyper::body::Body;
 use hyper::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_MAX_AGE, HOST, HeaderValue,
@@ -13,9 +14,10 @@ use hyper::header::{
 use hyper::{Method, StatusCode};
 
 use super::Server;
-use super::http::{self, Answer, Request, Response, blocking, header, query};
-use super::places::Account;
+use super::http::{self, Answer, Request, Response, blocking, header};
+use super::places::{Account, Places};
 use super::problem::{Kind, Problem};
+use super::query::Query;
 use super::sandbox::{self, is_id};
 use super::token::{Signature, Signed, matches};
 use super::{code, delivery, envd, ports, rest};
@@ -28,6 +30,12 @@ const CODE: u16 = 49999;
 
 /// The account of the API's clients, which is no sandbox's.
 pub const API: &str = "";
+
+/// Where clients ask whether the server, or a sandbox, is there.
+const HEALTH: &str = "/health";
+
+/// Most bytes of the query of a file's address: a path, each byte of which may be three.
+const QUERY: usize = 16 << 10;
 
 /// A port of a sandbox.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,6 +55,10 @@ pub async fn answer(server: Arc<Server>, request: Request) -> Response {
     let is_file = is_envd && request.uri().path() == envd::FILES;
     let answered = match place {
         _ if is_file && request.method() == Method::OPTIONS => Ok(preflight()),
+        _ if is_file && query_of(&request).len() > QUERY => Err(Problem::new(
+            Kind::TooLong,
+            format!("the parameters have more than {} KiB", QUERY >> 10),
+        )),
         Ok(None) if is_file => signed(server, request).await,
         Ok(None) => api(server, request).await,
         Ok(Some(place)) => at(server, place, request).await,
@@ -106,8 +118,8 @@ fn of_host(host: &str) -> Option<Place> {
 
 /// Of the API, for those who have its key.
 async fn api(server: Arc<Server>, request: Request) -> Answer {
-    if request.uri().path() == "/health" && request.method() == Method::GET {
-        return Ok(http::empty(StatusCode::NO_CONTENT));
+    if request.uri().path() == HEALTH {
+        return healthy(&request);
     }
     if !server.key.is(header(request.headers(), "x-api-key")) {
         return Err(Problem::new(
@@ -116,6 +128,13 @@ async fn api(server: Arc<Server>, request: Request) -> Answer {
         ));
     }
     let (head, body) = request.into_parts();
+    // Those that only ask have places of their own.
+    let whose = match head.method {
+        Method::GET => "asks",
+        _ => "others",
+    };
+    let place = server.bounds.api.take_for(whose, "this server");
+    body.call().keep(place?);
     body.call().charge(Account::new(&server.bounds, API));
     body.call().let_in();
     // A client that disconnects stops no change half-way. What waits for it knows that it is gone.
@@ -127,21 +146,24 @@ async fn api(server: Arc<Server>, request: Request) -> Answer {
 /// At a port of a sandbox.
 async fn at(server: Arc<Server>, place: Place, request: Request) -> Answer {
     let Place { id, port } = place;
-    if port == ENVD && request.uri().path() == "/health" {
-        server.awake(&id).await?;
-        return Ok(http::empty(StatusCode::NO_CONTENT));
+    let (all, name) = (server.sandboxes.clone(), id.clone());
+    let find = move || sandbox::find(&all, &name).map_err(|_| Problem::no_sandbox());
+    if port == ENVD && request.uri().path() == HEALTH {
+        let answer = healthy(&request)?;
+        let found = search(&server.bounds.searches, &id, find).await?;
+        // It needs no token, and resumes nothing.
+        let is_there = !found.is_paused() && !server.is_ending(&id);
+        return is_there.then_some(answer).ok_or_else(Problem::no_sandbox);
     }
+    let signed = signature(&request).filter(|_| port == ENVD);
     // A request that is not authorised must not resume it.
-    let all = server.sandboxes.clone();
-    let name = id.clone();
-    let found = blocking(move || sandbox::find(&all, &name).map_err(|_| Problem::no_sandbox()));
-    let label = found.await?.label;
+    let label = search(&server.bounds.searches, &id, find).await?.label;
     let given = |name| header(request.headers(), name);
     let has_token = matches(&label.token, given("x-access-token"));
     let has_traffic = matches(&label.traffic, given("e2b-traffic-access-token"));
     let may = match port {
         ENVD if has_token => Ok(()),
-        ENVD => match signature(request.method(), request.uri(), &label.token) {
+        ENVD => match signed.map(|signed| signed.check(&label.token)) {
             Some(Signature::Valid) => Ok(()),
             Some(Signature::Expired) => Err(expired()),
             _ => Err(no_token()),
@@ -172,20 +194,23 @@ fn let_in(server: &Server, id: &str, request: &Request) -> Result<(), Problem> {
 
 /// A file's address that names no sandbox.
 async fn signed(server: Arc<Server>, request: Request) -> Answer {
+    let unknown = || {
+        let message = "the address is not signed for a sandbox that is here";
+        Problem::new(Kind::Unauthenticated, message)
+    };
+    let signed = signature(&request).ok_or_else(unknown)?;
     let all = server.sandboxes.clone();
-    let (method, uri) = (request.method().clone(), request.uri().clone());
-    let served = blocking(move || {
+    let find = move || {
         for served in sandbox::all(&all)? {
-            match signature(&method, &uri, &served.label.token) {
-                Some(Signature::Valid) => return Ok(served),
-                Some(Signature::Expired) => return Err(expired()),
-                _ => {}
+            match signed.check(&served.label.token) {
+                Signature::Valid => return Ok(served),
+                Signature::Expired => return Err(expired()),
+                Signature::Wrong => {}
             }
         }
-        let message = "the address is not signed for a sandbox that is here";
-        Err(Problem::new(Kind::Unauthenticated, message))
-    })
-    .await?;
+        Err(unknown())
+    };
+    let served = search(&server.bounds.wide_searches, "", find).await?;
     let_in(&server, served.id(), &request)?;
     let served = server.awake(served.id()).await?;
     envd::answer(server, served, request).await
@@ -201,31 +226,118 @@ fn expired() -> Problem {
     Problem::new(Kind::Unauthenticated, "signature is already expired")
 }
 
-/// Returns what the signature of a file's address is worth with this token; None if there is none.
-fn signature(method: &Method, uri: &hyper::Uri, token: &str) -> Option<Signature> {
-    if uri.path() != envd::FILES {
+/// Searches in a thread, for a client that may be nobody's: few threads do that, and others wait for them.
+async fn search<T: Send + 'static>(
+    places: &Places,
+    of: &str,
+    find: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+) -> Result<T, Problem> {
+    let place = places.wait(of, 1).await?;
+    blocking(move || {
+        // Until the thread is free.
+        let _place = place;
+        find()
+    })
+    .await
+}
+
+/// Answers whether this server is there, which needs nothing.
+fn healthy(request: &Request) -> Answer {
+    if request.method() != Method::GET {
+        return Err(Problem::unsupported(format!("{HEALTH} is for GET")));
+    }
+    Query::of(request.uri(), &[])?;
+    if !request.body().is_end_stream() {
+        return Err(Problem::invalid("the request has a body"));
+    }
+    Ok(http::empty(StatusCode::NO_CONTENT))
+}
+
+fn query_of(request: &Request) -> &str {
+    request.uri().query().unwrap_or_default()
+}
+
+/// Returns the signature of a file's address; None if there is none, or nothing that may be one.
+fn signature(request: &Request) -> Option<Signed> {
+    if request.uri().path() != envd::FILES {
         return None;
     }
-    let operation = match *method {
-        Method::GET => "read",
-        Method::POST => "write",
-        _ => return None,
+    let mut signed = Signed {
+        operation: match *request.method() {
+            Method::GET => "read",
+            Method::POST => "write",
+            _ => return None,
+        },
+        ..Signed::default()
     };
-    let signature = query(uri, "signature")?;
-    let expiration = query(uri, "signature_expiration");
-    let signed = Signed {
-        path: &query(uri, "path").unwrap_or_default(),
-        operation,
-        user: &query(uri, "username").unwrap_or_default(),
-        expiration: expiration.as_deref(),
-        signature: &signature,
-    };
-    Some(signed.check(token))
+    // Of what is there twice the first; the request is refused then.
+    let (mut path, mut user, mut signature) = (None, None, None);
+    for (name, value) in form_urlencoded::parse(query_of(request).as_bytes()) {
+        let field = match &*name {
+            "path" => &mut path,
+            "username" => &mut user,
+            "signature" => &mut signature,
+            "signature_expiration" => &mut signed.expiration,
+            _ => continue,
+        };
+        field.get_or_insert(value.into_owned());
+    }
+    signed.path = path.unwrap_or_default();
+    signed.user = user.unwrap_or_default();
+    signed.signature = signature?;
+    Some(signed).filter(Signed::is_formed)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::task::{Context, Waker};
+
     use super::*;
+
+    #[test]
+    fn searches_of_clients_that_may_be_nobodys_take_few_threads() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let _guard = runtime.enter();
+        let places = Places::new("searches", 2, 2);
+        let begin = || {
+            let (end, ends) = mpsc::channel::<()>();
+            let (begun, begins) = mpsc::channel();
+            let find = move || {
+                let _ = begun.send(());
+                // Until its other end is dropped.
+                let _ = ends.recv();
+                Ok(())
+            };
+            (Box::pin(search(&places, "", find)), begins, end)
+        };
+        let mut all = [begin(), begin(), begin()];
+        let mut context = Context::from_waker(Waker::noop());
+        for (found, ..) in &mut all {
+            assert!(found.as_mut().poll(&mut context).is_pending());
+        }
+        let [
+            (first, first_begins, end),
+            (second, second_begins, _second),
+            (third, begins, ends),
+        ] = all;
+        first_begins.recv().unwrap();
+        second_begins.recv().unwrap();
+        assert!(places.is_full_for(""));
+        // Its client goes, and the thread is taken all the same.
+        drop(second);
+        assert!(places.is_full_for(""));
+        assert_eq!(begins.try_recv(), Err(mpsc::TryRecvError::Empty));
+        drop((end, ends));
+        runtime.block_on(async {
+            first.await.unwrap();
+            third.await.unwrap();
+        });
+        begins.recv().unwrap();
+    }
 
     #[test]
     fn a_host_names_a_port_of_a_sandbox() {

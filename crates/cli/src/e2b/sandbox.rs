@@ -118,6 +118,11 @@ impl Ending {
 }
 
 impl Server {
+    /// Returns whether a sandbox is being ended.
+    pub fn is_ending(&self, id: &str) -> bool {
+        self.ending.has(id)
+    }
+
     /// Finds a sandbox for a request to itself, and resumes it if it is paused and has auto-resume.
     pub async fn awake(&self, id: &str) -> Result<Served, Problem> {
         if self.ending.has(id) {

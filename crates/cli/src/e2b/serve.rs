@@ -81,13 +81,17 @@ pub async fn serve(
 /// Answers a client's requests until it leaves, or its place is needed by another.
 async fn attend(server: Arc<Server>, stream: TcpStream, place: Arc<Connection>) {
     let of = Arc::clone(&place);
+    let stream = Patient::new(stream);
+    let reading = stream.reading();
     let service = service_fn(move |request| {
         let server = Arc::clone(&server);
         let call = Arc::new(Call::new(&of));
+        let reading = reading.clone();
         async move {
             let (request, rest) = incoming::split(request, Arc::clone(&call));
             let reply = route::answer(server, request).await;
             rest.receive().await;
+            reading.begin(&reply);
             Ok::<_, Infallible>(reply.map(|body| http::holding(body, call)))
         }
     });
@@ -97,7 +101,7 @@ async fn attend(server: Arc<Server>, stream: TcpStream, place: Arc<Connection>) 
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEADERS)
         .max_header_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(Patient::new(stream)), service)
+        .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     tokio::select! {
         // The client has its own idea of what went wrong.

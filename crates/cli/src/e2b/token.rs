@@ -70,16 +70,20 @@ pub fn random() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// What precedes the digest of a signature, and characters of one.
+const VERSION: &str = "v1_";
+const DIGEST: usize = 43;
+
 /// The signature of an address of a file, as E2B's clients compute it.
-#[derive(Debug)]
-pub struct Signed<'a> {
-    pub path: &'a str,
+#[derive(Debug, Default)]
+pub struct Signed {
+    pub path: String,
     /// `read` or `write`.
-    pub operation: &'a str,
-    pub user: &'a str,
+    pub operation: &'static str,
+    pub user: String,
     /// Seconds since 1970 at which it is over, in digits.
-    pub expiration: Option<&'a str>,
-    pub signature: &'a str,
+    pub expiration: Option<String>,
+    pub signature: String,
 }
 
 /// What a signature is worth.
@@ -93,7 +97,14 @@ pub enum Signature {
     Wrong,
 }
 
-impl Signed<'_> {
+impl Signed {
+    /// Returns whether it may be one, which needs no token to be known.
+    pub fn is_formed(&self) -> bool {
+        let digest = self.signature.strip_prefix(VERSION);
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "+/".contains(c);
+        digest.is_some_and(|digest| digest.len() == DIGEST && digest.chars().all(is_plain))
+    }
+
     /// Returns what it is worth with this token.
     pub fn check(&self, token: &str) -> Signature {
         let Self {
@@ -104,14 +115,14 @@ impl Signed<'_> {
         } = self;
         let mut text = format!("{path}:{operation}:{user}:{token}");
         let mut is_over = false;
-        if let Some(expiration) = self.expiration {
+        if let Some(expiration) = &self.expiration {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
             let now = now.map_or(u64::MAX, |since| since.as_secs());
             is_over = !expiration.parse().is_ok_and(|until: u64| until > now);
             text = format!("{text}:{expiration}");
         }
         let digest = STANDARD_NO_PAD.encode(Sha256::digest(text.as_bytes()));
-        if !matches(&format!("v1_{digest}"), Some(self.signature)) {
+        if !matches(&format!("{VERSION}{digest}"), Some(&self.signature)) {
             Signature::Wrong
         } else if is_over {
             Signature::Expired
@@ -129,16 +140,37 @@ mod tests {
     fn a_signature_is_that_of_e2bs_clients() {
         // get_signature("/a b", "read", "user", "token", None) of the Python package.
         let mut signed = Signed {
-            path: "/a b",
+            path: "/a b".to_owned(),
             operation: "read",
-            user: "user",
+            user: "user".to_owned(),
             expiration: None,
-            signature: "v1_3y7zC7/SVa0mfOWGah2e4+8/STWMnZ8YMEZ8XJy2GHA",
+            signature: "v1_3y7zC7/SVa0mfOWGah2e4+8/STWMnZ8YMEZ8XJy2GHA".to_owned(),
         };
+        assert!(signed.is_formed());
         assert_eq!(signed.check("token"), Signature::Valid);
         assert_eq!(signed.check("tokem"), Signature::Wrong);
         signed.operation = "write";
         assert_eq!(signed.check("token"), Signature::Wrong);
+    }
+
+    #[test]
+    fn what_is_no_signature_is_known_without_a_token() {
+        let plain = "x".repeat(DIGEST);
+        for (signature, is_formed) in [
+            (format!("v1_{plain}"), true),
+            (format!("v1_{plain}x"), false),
+            (format!("v2_{plain}"), false),
+            (format!("v1_{}=", &plain[1..]), false),
+            (format!("v1_{}é", &plain[2..]), false),
+            (plain, false),
+            (String::new(), false),
+        ] {
+            let signed = Signed {
+                signature,
+                ..Signed::default()
+            };
+            assert_eq!(signed.is_formed(), is_formed, "{signed:?}");
+        }
     }
 
     #[test]
@@ -148,11 +180,11 @@ mod tests {
             let text = format!("/a:read::token:{expiration}");
             let digest = STANDARD_NO_PAD.encode(Sha256::digest(text.as_bytes()));
             let signed = Signed {
-                path: "/a",
+                path: "/a".to_owned(),
                 operation: "read",
-                user: "",
-                expiration: Some(expiration),
-                signature: &format!("v1_{digest}"),
+                user: String::new(),
+                expiration: Some(expiration.to_owned()),
+                signature: format!("v1_{digest}"),
             };
             assert_eq!(signed.check("token"), worth, "{expiration}");
             // Who has no signature is not told of times.

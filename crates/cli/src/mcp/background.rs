@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use micabox::ErrorKind;
+use rmcp::model::JsonObject;
 use rmcp::schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -20,6 +21,9 @@ const KEPT: usize = 64;
 
 /// How long a command that is killed may take to end before the result says that it runs.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// How long a call waits for a command's end at most.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// The commands of a session, by their numbers.
 #[derive(Debug, Default)]
@@ -86,7 +90,7 @@ impl Background {
 pub struct ReadOutput {
     /// The number of a command in the background.
     command: u64,
-    /// Seconds to wait for the command's end; none unless given.
+    /// Seconds to wait for the command's end, 60 at most; none unless given. The result says whether it runs then.
     wait: Option<f64>,
 }
 
@@ -97,8 +101,12 @@ impl Tool for ReadOutput {
     const EFFECT: Effect = Effect::Reads;
     type Output = Ran;
 
+    fn waits(arguments: &JsonObject) -> bool {
+        arguments.contains_key("wait")
+    }
+
     fn call(self, server: &Server, call: &Call) -> Result<Ran, Failure> {
-        let wait = seconds("wait", self.wait)?.unwrap_or_default();
+        let wait = longest(seconds("wait", self.wait)?);
         let job = server.background.job(self.command)?;
         let woken = Arc::clone(&job);
         let _watch = call.when_cancelled(move || woken.wake());
@@ -113,6 +121,11 @@ impl Tool for ReadOutput {
     fn readable(ran: &Ran) -> Vec<String> {
         vec![ran.readable()]
     }
+}
+
+/// Returns how long a call waits that was told to wait so long.
+fn longest(wait: Option<Duration>) -> Duration {
+    wait.unwrap_or_default().min(LONGEST)
 }
 
 /// Arguments.
@@ -145,5 +158,16 @@ impl Tool for KillCommand {
 
     fn readable(ran: &Ran) -> Vec<String> {
         vec![ran.readable()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_waits_for_a_minute_at_most() {
+        let seconds = |given| longest(seconds("wait", given).unwrap()).as_secs();
+        assert_eq!([None, Some(30.0), Some(1e18)].map(seconds), [0, 30, 60]);
     }
 }

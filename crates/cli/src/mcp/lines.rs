@@ -1,7 +1,7 @@
 //! The client's stdin and stdout: a message a line. rmcp's own reader passes over what it can't decode, and its client
 //! waits for ever; this one answers.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,8 +14,9 @@ use rmcp::model::{
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
 
 use super::message::{self, Line};
 
@@ -24,6 +25,15 @@ const LINE: usize = 16 << 20;
 
 /// Most requests that wait for their results.
 const REQUESTS: usize = 1024;
+
+/// Bytes of a line that needs no room of its own: what ends other calls is short.
+const SMALL: usize = 64 << 10;
+
+/// Most KiB of the longer lines whose requests are under way. Then no more is read of one.
+const ROOM: usize = 64 << 10;
+
+/// How long a line waits for room before it is refused.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Most messages that wait for the client to read them; then no more of its own are read.
 const UNREAD: usize = 64;
@@ -36,16 +46,35 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Lines<R> {
     input: BufReader<R>,
     line: Vec<u8>,
-    /// Whether the rest of a line is passed over.
-    is_too_long: bool,
+    /// What is answered to a line whose rest is passed over.
+    refused: Option<String>,
+    /// What there is for lines, and what this one has of it.
+    all_room: Arc<Semaphore>,
+    room: Option<OwnedSemaphorePermit>,
+    /// Until when it waits for that.
+    waits: Option<Instant>,
     /// What is answered here, and not yet on its way.
     answers: VecDeque<String>,
-    /// The requests without a result.
-    open: Arc<Mutex<HashSet<RequestId>>>,
+    open: Arc<Open>,
     /// Whether the session has begun: what needs no answer means nothing before, and rmcp ends at it.
     has_begun: bool,
     output: Option<mpsc::Sender<Vec<u8>>>,
     writer: JoinHandle<()>,
+}
+
+/// The requests without a result, with the room of their lines.
+#[derive(Debug, Default)]
+pub struct Open(Mutex<HashMap<RequestId, Option<OwnedSemaphorePermit>>>);
+
+impl Open {
+    /// Takes the room of a request's line from the protocol, which may forget the request before its call has ended.
+    pub fn room_of(&self, id: &RequestId) -> Option<OwnedSemaphorePermit> {
+        self.lock().get_mut(id)?.take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RequestId, Option<OwnedSemaphorePermit>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<R: AsyncRead + Unpin + Send> Lines<R> {
@@ -62,7 +91,10 @@ impl<R: AsyncRead + Unpin + Send> Lines<R> {
         Self {
             input: BufReader::new(input),
             line: Vec::new(),
-            is_too_long: false,
+            refused: None,
+            all_room: Arc::new(Semaphore::new(ROOM)),
+            room: None,
+            waits: None,
             answers: VecDeque::new(),
             open: Arc::default(),
             has_begun: false,
@@ -71,45 +103,76 @@ impl<R: AsyncRead + Unpin + Send> Lines<R> {
         }
     }
 
+    /// Returns what the requests that are under way have.
+    pub fn open(&self) -> Arc<Open> {
+        Arc::clone(&self.open)
+    }
+
+    /// Waits for room for a line that is not short, or refuses it.
+    async fn make_room(&mut self) {
+        if self.line.len() <= SMALL || self.room.is_some() {
+            return;
+        }
+        let until = *self.waits.get_or_insert_with(|| Instant::now() + PATIENCE);
+        // All that it may need: how long it will be is not known.
+        let all = Arc::clone(&self.all_room).acquire_many_owned(kib(LINE));
+        match timeout_at(until, all).await {
+            Ok(room) => self.room = room.ok(),
+            Err(_) => self.refused = Some(message::no_room(&std::mem::take(&mut self.line))),
+        }
+        self.waits = None;
+    }
+
     /// Reads to the end of a line, or of the input: None if nothing is left there. May be dropped at any time, and called
     /// again.
     async fn read_line(&mut self) -> Option<Line> {
         loop {
+            self.make_room().await;
             // As at its end.
             let available = self.input.fill_buf().await.unwrap_or_default();
             let end = available.iter().position(|&byte| byte == b'\n');
             let piece = available.get(..end.unwrap_or(available.len()));
             let piece = piece.unwrap_or_default();
             let is_over = available.is_empty();
-            if is_over && self.line.is_empty() && !self.is_too_long {
+            if is_over && self.line.is_empty() && self.refused.is_none() {
                 return None;
             }
             if self.line.len() + piece.len() > LINE {
-                self.is_too_long = true;
+                self.refused = Some(message::too_long(LINE));
                 self.line = Vec::new();
+                self.room = None;
             }
-            if !self.is_too_long {
+            if self.refused.is_none() {
                 self.line.extend_from_slice(piece);
             }
             let used = piece.len() + usize::from(end.is_some());
             self.input.consume(used);
             if end.is_some() || is_over {
                 let line = std::mem::take(&mut self.line);
-                return Some(if std::mem::take(&mut self.is_too_long) {
-                    Line::Refused(vec![message::too_long(LINE)])
-                } else {
-                    message::decode(&line)
+                if let Some(room) = &mut self.room {
+                    let rest = room
+                        .num_permits()
+                        .saturating_sub(line.len().div_ceil(1 << 10));
+                    drop(room.split(rest));
+                }
+                return Some(match self.refused.take() {
+                    Some(answer) => Line::Refused(vec![answer]),
+                    None => message::decode(&line),
                 });
             }
         }
     }
 
     /// Returns a message that rmcp is to have.
-    fn admit(&mut self, message: ClientJsonRpcMessage) -> Option<ClientJsonRpcMessage> {
+    fn admit(
+        &mut self,
+        message: ClientJsonRpcMessage,
+        room: Option<OwnedSemaphorePermit>,
+    ) -> Option<ClientJsonRpcMessage> {
         match &message {
             JsonRpcMessage::Request(request) => {
-                let mut open = lock(&self.open);
-                let why = if open.contains(&request.id) {
+                let mut open = self.open.lock();
+                let why = if open.contains_key(&request.id) {
                     Some("a request with this `id` has no result yet".to_owned())
                 } else if open.len() == REQUESTS {
                     Some(format!("{REQUESTS} requests have no result yet"))
@@ -124,7 +187,8 @@ impl<R: AsyncRead + Unpin + Send> Lines<R> {
                     self.answers.push_back(answer);
                     return None;
                 }
-                open.insert(request.id.clone());
+                open.insert(request.id.clone(), room);
+                drop(open);
                 self.has_begun |= match &request.request {
                     ClientRequest::InitializeRequest(_) => true,
                     ClientRequest::PingRequest(_) | ClientRequest::DiscoverRequest(_) => false,
@@ -138,7 +202,7 @@ impl<R: AsyncRead + Unpin + Send> Lines<R> {
                     && let Some(id) = &cancelled.params.request_id
                 {
                     // It gets no result.
-                    lock(&self.open).remove(id);
+                    self.open.lock().remove(id);
                 }
             }
             JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_) => {}
@@ -161,7 +225,7 @@ impl<R: AsyncRead + Unpin + Send> Transport<RoleServer> for Lines<R> {
             JsonRpcMessage::Request(_) | JsonRpcMessage::Notification(_) => None,
         };
         if let Some(id) = id {
-            lock(&self.open).remove(id);
+            self.open.lock().remove(id);
         }
         let line = serde_json::to_vec(&message);
         let output = self.output.clone();
@@ -182,9 +246,11 @@ impl<R: AsyncRead + Unpin + Send> Transport<RoleServer> for Lines<R> {
                     room.send(format!("{answer}\n").into_bytes());
                 }
             }
-            match self.read_line().await? {
+            let line = self.read_line().await?;
+            let room = self.room.take();
+            match line {
                 Line::Message(message) => {
-                    if let Some(message) = self.admit(*message) {
+                    if let Some(message) = self.admit(*message, room) {
                         return Some(message);
                     }
                 }
@@ -201,6 +267,57 @@ impl<R: AsyncRead + Unpin + Send> Transport<RoleServer> for Lines<R> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+fn kib(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    /// Returns what the next message is, unless the lines wait.
+    fn next(lines: &mut Lines<&[u8]>) -> Option<RequestId> {
+        let mut next = std::pin::pin!(lines.receive());
+        let mut context = Context::from_waker(Waker::noop());
+        match next.as_mut().poll(&mut context) {
+            Poll::Ready(Some(JsonRpcMessage::Request(request))) => Some(request.id),
+            Poll::Ready(other) => panic!("{other:?}"),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn lines_whose_calls_are_under_way_are_bounded() {
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_time().build().unwrap();
+        let _in = runtime.enter();
+        let call = |id: usize, length: usize| {
+            let text = "x".repeat(length);
+            format!(
+                r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{text}"}}}}"#
+            ) + "\n"
+        };
+        let number = |id: usize| Some(RequestId::Number(i64::try_from(id).unwrap()));
+        let (most, long) = ((ROOM << 10) / LINE, LINE - (1 << 10));
+        let mut text: String = (0..most).map(|id| call(id, long)).collect();
+        // A short one needs no room.
+        text += &call(100, 10);
+        text += &call(101, SMALL * 2);
+        let mut lines = Lines::new(text.as_bytes(), tokio::io::sink());
+        for id in (0..most).chain([100]) {
+            assert_eq!(next(&mut lines), number(id));
+        }
+        assert_eq!(next(&mut lines), None);
+        // A client that cancels a call has room again once the call has ended.
+        let room = lines.open.room_of(&RequestId::Number(1));
+        assert!(room.is_some());
+        lines.open.lock().remove(&RequestId::Number(1));
+        assert_eq!(next(&mut lines), None);
+        drop(room);
+        assert_eq!(next(&mut lines), number(101));
+        // It takes no more than it needs.
+        assert!(lines.all_room.available_permits() > kib(long) as usize / 2);
+    }
 }

@@ -1,6 +1,7 @@
 //! What a line from the client is: a message, or something that is answered in its place. Each request gets an answer,
 //! also one that can't be decoded, since its client waits for it.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use rmcp::model::{
@@ -8,7 +9,7 @@ use rmcp::model::{
     InitializeRequestParams, JsonRpcMessage, PaginatedRequestParams, ReadResourceRequestParams,
 };
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::json;
 use serde_json::value::RawValue;
 
@@ -99,6 +100,13 @@ pub fn too_long(most: usize) -> String {
     refusal(None, ErrorCode::PARSE_ERROR, &why)
 }
 
+/// Returns the answer to a line that begins so, and for whose rest there is no room.
+pub fn no_room(begin: &[u8]) -> String {
+    let text = String::from_utf8_lossy(begin);
+    let why = "requests that are under way take all the room for long ones: wait for their results";
+    refusal(id_in(&text), ErrorCode::INVALID_REQUEST, why)
+}
+
 /// Returns the answer to a request, whose ID is in JSON.
 pub fn refusal(id: Option<&str>, code: ErrorCode, why: &str) -> String {
     let (id, error) = (
@@ -157,6 +165,10 @@ fn one(line: &[u8], head: &Head<'_>) -> Line {
                 ClientRequest::CustomRequest(request) => wrong_parameters(request),
                 _ => None,
             };
+            let wrong = wrong.or_else(|| {
+                let twice = serde_json::from_slice::<Once>(line).err();
+                twice.map(|error| error.to_string())
+            });
             match wrong {
                 Some(why) => refused(ErrorCode::INVALID_PARAMS, &why),
                 None => Line::Message(Box::new(JsonRpcMessage::Request(request))),
@@ -277,6 +289,66 @@ impl<'de> Deserialize<'de> for Name {
             }
         }
         deserializer.deserialize_bytes(Bytes)
+    }
+}
+
+/// A value whose objects have each name once: of two values, nobody would know which counts.
+struct Once;
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Names)
+    }
+}
+
+struct Names;
+
+impl<'de> Visitor<'de> for Names {
+    type Value = Once;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Once, A::Error> {
+        let mut names = HashSet::new();
+        while let Some(name) = members.next_key::<String>()? {
+            if names.contains(&name) {
+                return Err(A::Error::custom(format!("`{name}` is there twice")));
+            }
+            members.next_value::<Once>()?;
+            names.insert(name);
+        }
+        Ok(Once)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Once, A::Error> {
+        while values.next_element::<Once>()?.is_some() {}
+        Ok(Once)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Once, E> {
+        Ok(Once)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Once, E> {
+        Ok(Once)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Once, E> {
+        Ok(Once)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Once, E> {
+        Ok(Once)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Once, E> {
+        Ok(Once)
+    }
+
+    fn visit_unit<E>(self) -> Result<Once, E> {
+        Ok(Once)
     }
 }
 
@@ -448,6 +520,30 @@ mod tests {
             Line::Refused(_) => assert_eq!(refused(bytes), [(-32700, json!("a"))]),
             Line::Nothing => panic!("it is not answered"),
         }
+    }
+
+    #[test]
+    fn what_is_there_twice_is_refused_by_its_name() {
+        for arguments in [
+            r#"{"sandbox":"a","sandbox":"b"}"#,
+            r#"{"env":{"sandbox":"b","\u0073andbox":"b"}}"#,
+            r#"{"options":[{"a":{"sandbox":1,"sandbox":1}}]}"#,
+        ] {
+            let line = format!(
+                r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{{"name":"a","arguments":{arguments}}}}}"#
+            );
+            match decode(line.as_bytes()) {
+                Line::Refused(answers) => assert!(answers[0].contains("`sandbox` is there twice")),
+                other => panic!("{line}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_refused_with_its_id() {
+        let begin = br#"{"jsonrpc":"2.0","id":7,"params":{"a":"xxx"#;
+        let answer: Value = serde_json::from_str(&no_room(begin)).unwrap();
+        assert_eq!(answer["id"], 7);
     }
 
     #[test]

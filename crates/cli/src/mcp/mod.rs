@@ -101,10 +101,10 @@ pub fn execute(args: Args) -> Outcome {
         .enable_time()
         .build()
         .map_err(|error| Failure::of(&error).context("starting the server"))?;
-    let service = Service::new(Arc::clone(&server));
     let served = runtime.block_on(async {
         // Nothing but messages may be on stdout, whose control characters JSON escapes.
         let lines = Lines::new(tokio::io::stdin(), tokio::io::stdout());
+        let service = Service::new(Arc::clone(&server), lines.open());
         match service.serve(lines).await {
             Ok(running) => running
                 .waiting()

@@ -13,13 +13,17 @@ use rmcp::{RoleServer, ServerHandler};
 use tokio::sync::{Semaphore, watch};
 
 use super::call::Call;
+use super::lines::Open;
 use super::progress::{self, Step};
 use super::tool::{TOOLS, failed};
 use super::{Server, resources};
 use crate::failure::Failure;
 
-/// Most calls at a time; others wait. Fewer than the runtime has threads, of which stdin needs one.
+/// Most calls at a time; others wait. With [`WAITS`], fewer than the runtime has threads, of which stdin needs one.
 const CALLS: usize = 256;
+
+/// Most calls at a time that only wait for what others do: these leave the places of calls to what is quick.
+const WAITS: usize = 128;
 
 /// The first version of the protocol in which tools have structured results.
 const STRUCTURED: ProtocolVersion = ProtocolVersion::V_2025_06_18;
@@ -33,26 +37,31 @@ const INSTRUCTIONS: &str = "Sandboxes are virtual machines made from OCI images 
 #[derive(Debug)]
 pub struct Service {
     server: Arc<Server>,
+    open: Arc<Open>,
     calls: Semaphore,
+    waits: Semaphore,
 }
 
 impl Service {
     /// No calls yet.
-    pub fn new(server: Arc<Server>) -> Self {
+    pub fn new(server: Arc<Server>, open: Arc<Open>) -> Self {
         Self {
             server,
+            open,
             calls: Semaphore::new(CALLS),
+            waits: Semaphore::new(WAITS),
         }
     }
 
     /// Does blocking work in a thread, unless the request is cancelled while it waits for one.
     async fn in_a_thread<T: Send + 'static>(
         &self,
+        places: &Semaphore,
         cancelled: impl Future<Output = ()> + Send,
         work: impl FnOnce(&Server) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         let _permit = tokio::select! {
-            Ok(permit) = self.calls.acquire() => permit,
+            Ok(permit) = places.acquire() => permit,
             () = cancelled => return Err(Failure::new("cancelled")),
             else => return Err(Failure::new("the server ends")),
         };
@@ -112,9 +121,17 @@ impl ServerHandler for Service {
             None => (None, None),
         };
         let cancelled = context.ct.clone().cancelled_owned();
+        let room = self.open.room_of(&context.id);
         let call = Call::new(context, steps);
         let arguments = request.arguments.unwrap_or_default();
-        let done = self.in_a_thread(cancelled, move |server| {
+        let places = if (tool.waits)(&arguments) {
+            &self.waits
+        } else {
+            &self.calls
+        };
+        let done = self.in_a_thread(places, cancelled, move |server| {
+            // Until the call has ended: the client may have cancelled it before.
+            let _room = room;
             (tool.call)(arguments, server, &call)
         });
         let mut result = match done.await {
@@ -138,7 +155,7 @@ impl ServerHandler for Service {
         context: RequestContext<RoleServer>,
     ) -> Result<ListResourcesResult, ErrorData> {
         let listed = self
-            .in_a_thread(context.ct.cancelled_owned(), resources::list)
+            .in_a_thread(&self.calls, context.ct.cancelled_owned(), resources::list)
             .await;
         let listed = listed.map_err(|failure| resources::error(&failure))?;
         Ok(ListResourcesResult::with_all_items(listed))
@@ -158,7 +175,10 @@ impl ServerHandler for Service {
         request: ReadResourceRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
-        let read = self.in_a_thread(context.ct.cancelled_owned(), move |server| {
+        let room = self.open.room_of(&context.id);
+        let cancelled = context.ct.cancelled_owned();
+        let read = self.in_a_thread(&self.calls, cancelled, move |server| {
+            let _room = room;
             resources::read(server, &request.uri)
         });
         let read = read.await.map_err(|failure| resources::error(&failure))?;

@@ -28,6 +28,11 @@ pub trait Tool: DeserializeOwned + JsonSchema + 'static {
     /// Does the work, in a thread that may block.
     fn call(self, server: &Server, call: &Call) -> Result<Self::Output, Failure>;
 
+    /// Returns whether a call with these arguments does nothing but wait.
+    fn waits(_arguments: &JsonObject) -> bool {
+        false
+    }
+
     /// Returns the result as a model reads it, in pieces; JSON if there are none.
     fn readable(_output: &Self::Output) -> Vec<String> {
         Vec::new()
@@ -52,6 +57,8 @@ pub struct AnyTool {
     pub name: &'static str,
     /// Describes it to a client.
     pub describe: fn() -> model::Tool,
+    /// Returns whether a call with these arguments does nothing but wait.
+    pub waits: fn(&JsonObject) -> bool,
     /// Calls it.
     pub call: fn(JsonObject, &Server, &Call) -> Result<CallToolResult, Failure>,
 }
@@ -77,6 +84,7 @@ const fn any<T: Tool>() -> AnyTool {
     AnyTool {
         name: T::NAME,
         describe: describe::<T>,
+        waits: T::waits,
         call: call::<T>,
     }
 }

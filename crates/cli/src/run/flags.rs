@@ -21,9 +21,11 @@ mod upper;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
 use std::time::Duration;
 
 use micabox::TtySize;
+use micabox_image::Platform;
 
 use super::First;
 use crate::failure::Failure;
@@ -175,13 +177,31 @@ fn pair(text: &str) -> Result<(OsString, OsString), String> {
 pub type OrDefault<T> = Option<T>;
 
 /// Parses what `parse` does, or 0 with any unit.
-fn zero_or<T>(
+pub fn zero_or<T>(
     parse: fn(&str) -> Result<T, String>,
 ) -> impl Fn(&str) -> Result<OrDefault<T>, String> + Clone {
     move |text| match bytes(text) {
         Ok(0.0) => Ok(None),
         _ => parse(text).map(Some),
     }
+}
+
+/// A value of a flag; None for '', by which Docker's scripts say that there is none.
+pub type OrNone<T> = Option<T>;
+
+/// Parses what `parse` does, or ''.
+pub fn empty_or<T>(
+    parse: fn(&str) -> Result<T, String>,
+) -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone {
+    move |text| match text {
+        "" => Ok(None),
+        text => parse(text).map(Some),
+    }
+}
+
+/// Parses the name of a platform.
+pub fn platform(text: &str) -> Result<Platform, String> {
+    Platform::from_str(text).map_err(|error| error.to_string())
 }
 
 /// Parses a size as Docker does, rounded up to whole MiB.
@@ -221,6 +241,9 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     let number: f64 = number
         .and_then(|number| number.parse().ok())
         .ok_or("expected a number, with s, m, h or d")?;
+    if number < 0.0 {
+        return Err("a duration is not negative".into());
+    }
     Duration::try_from_secs_f64(number * factor).map_err(|_| "no such duration".into())
 }
 

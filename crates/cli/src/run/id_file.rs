@@ -1,5 +1,6 @@
 //! `--cidfile`: a file with a new sandbox's ID.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,13 @@ pub struct IdFile {
 }
 
 impl IdFile {
-    /// Makes the file, which must not exist.
-    pub fn reserve(path: &Path) -> Result<Self, Failure> {
+    /// Makes the file of `--cidfile`, which must not exist. As with Docker, '' is no file.
+    pub fn wanted(path: Option<&OsStr>) -> Result<Option<Self>, Failure> {
+        let path = path.filter(|path| !path.is_empty());
+        path.map(|path| Self::reserve(path.as_ref())).transpose()
+    }
+
+    fn reserve(path: &Path) -> Result<Self, Failure> {
         let file = File::create_new(path).map_err(|error| {
             Failure::of(&error).context(&format!("--cidfile {}", path.display()))
         })?;

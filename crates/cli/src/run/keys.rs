@@ -18,8 +18,11 @@ impl Default for Keys {
 impl FromStr for Keys {
     type Err = String;
 
-    /// Parses a list as Docker does: characters, and `ctrl-` with a letter or one of `@[\]^_`.
+    /// Parses a list as Docker does: nothing for its default, characters, and `ctrl-` with a letter or one of `@[\]^_`.
     fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Ok(Self::default());
+        }
         let key = |word: &str| {
             let (bytes, is_control) = match word.strip_prefix("ctrl-") {
                 Some(key) => (key.as_bytes(), true),
@@ -74,8 +77,9 @@ mod tests {
     #[test]
     fn keys_are_parsed_as_docker_does() {
         assert_eq!(DEFAULT.parse(), Ok(Keys::default()));
+        assert_eq!("".parse(), Ok(Keys::default()));
         assert_eq!("a,ctrl-z,ctrl-]".parse(), Ok(Keys(vec![b'a', 26, 0x1d])));
-        for wrong in ["", "a,", "ctrl-", "ctrl-A", "ctrl-1", "shift-a", "\u{e9}"] {
+        for wrong in [",", "a,", "ctrl-", "ctrl-A", "ctrl-1", "shift-a", "\u{e9}"] {
             assert!(wrong.parse::<Keys>().is_err(), "{wrong:?}");
         }
     }

@@ -15,8 +15,8 @@ mod supervise;
 pub mod terminal;
 
 pub use flags::{
-    Args, Bound, Cpus, MachineArgs, Net, Pulls, SandboxArgs, Taken, boolean, cpus, disk_rate,
-    duration, memory, net_rate, parse, processes,
+    Args, Bound, Cpus, MachineArgs, Net, OrDefault, OrNone, Pulls, SandboxArgs, Taken, boolean,
+    cpus, disk_rate, duration, empty_or, memory, net_rate, parse, platform, processes, zero_or,
 };
 pub use id_file::IdFile;
 pub use keys::{DEFAULT as DETACH_KEYS, Keys};
@@ -32,6 +32,9 @@ use micabox::Cancel;
 use crate::failure::EXIT_MICA;
 use crate::{Outcome, output};
 pub use prepare::{Begin, First, Preparation};
+
+/// Exit code of a command that is not there.
+const NOT_FOUND: u8 = 127;
 
 /// How mica attends to a running command.
 #[derive(Clone, Debug, Default)]
@@ -66,8 +69,14 @@ pub fn execute(args: Args) -> Outcome {
     if !args.sandbox.require_limits && !args.sandbox.machine.quiet {
         warn_of_no_limits(&args);
     }
+    let is_from_snapshot = args.sandbox.from.is_some();
     // A failure before the command runs must not look like the command's own exit code.
-    run(args).map_err(|failure| failure.at_least(EXIT_MICA))
+    run(args).map_err(|failure| match failure.code {
+        NOT_FOUND if is_from_snapshot => {
+            failure.hint("`--from` takes no IMAGE: all that follows is the command")
+        }
+        _ => failure.at_least(EXIT_MICA),
+    })
 }
 
 /// Warns a user at a terminal that no control group will limit the machine, and everyone who asked
@@ -113,7 +122,7 @@ fn run(args: Args) -> Outcome {
         detach_keys: flags.detach_keys.clone(),
         timing: flags.timing,
     };
-    let id_file = flags.cidfile.as_deref().map(IdFile::reserve).transpose()?;
+    let id_file = IdFile::wanted(flags.cidfile.as_deref())?;
     let cancel = Cancel::default();
     let prepared = Preparation {
         sandbox: &args.sandbox,

@@ -5,14 +5,14 @@ use std::ffi::{OsStr, OsString};
 use micabox::builder::{Boots, FromMemory, New};
 use micabox::{
     Base, Builder, Cancel, Command, Error, Overrides, Restore, RootDisk, Sandbox, SandboxRef,
-    Snapshot, TtySize,
+    Snapshot, Trim, TtySize,
 };
 use micabox_image::Store;
 use micabox_image::store::Image;
 
 use super::{Pulls, SandboxArgs, environment, labels, shell_words};
 use crate::failure::Failure;
-use crate::{copies, log, settings};
+use crate::{copies, log, output, settings};
 
 /// The description of a sandbox without a command.
 const IDLE: &str = "(idle)";
@@ -77,6 +77,9 @@ impl Preparation<'_> {
     /// flags.
     pub fn prepare(&self) -> Result<Prepared, Failure> {
         let args = self.sandbox;
+        if args.nested_virtualization && !args.machine.quiet {
+            args.machine.say_if_emulated("--nested-virtualization");
+        }
         let store = settings::store()?;
         let overrides = Overrides {
             entrypoint: self
@@ -100,7 +103,13 @@ impl Preparation<'_> {
                 (None, Some(name)) => Base::Image(Box::new(self.image(&store, name)?)),
                 (None, None) => return Err(Failure::new("no image")),
             };
-            let mut builder = Builder::on(&store, base).trim(&args.machine.trim()?)?;
+            let trim = args.machine.trim()?;
+            let mut builder = Builder::on(&store, base).trim(&trim)?;
+            if !args.machine.quiet && hides_nothing(&store, builder.base(), &trim) {
+                output::write_stderr(
+                    "mica: --trim leaves nothing out: no file of the image is below its paths\n",
+                );
+            }
             if let Some(upper) = &args.upper {
                 builder = builder.upper(upper.clone());
             }
@@ -217,17 +226,17 @@ impl Preparation<'_> {
         if args.require_limits {
             builder = builder.require_limits(true);
         }
-        if let Some(name) = &args.name {
+        if let Some(name) = args.name.as_deref().filter(|name| !name.is_empty()) {
             builder = builder.name(name);
         }
         if let Some(path) = &args.vsock {
             // Absolute, as `mica start` may be called from elsewhere.
             builder = builder.vsock(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
         }
-        if let Some(hostname) = &args.hostname {
+        if let Some(Some(hostname)) = &args.hostname {
             builder = builder.hostname(hostname);
         }
-        if let Some(signal) = args.stop_signal {
+        if let Some(Some(signal)) = args.stop_signal {
             builder = builder.stop_signal(signal);
         }
         for (name, value) in labels::of(&args.label_file, &args.label)? {
@@ -256,6 +265,17 @@ impl Preparation<'_> {
         let machine = &self.sandbox.machine;
         machine.image(store, name, self.pulls, &self.cancel)
     }
+}
+
+/// Whether no file of the image is left out by patterns that are to leave something out.
+fn hides_nothing(store: &Store, base: &Base, trim: &Trim) -> bool {
+    let Base::Image(image) = base else {
+        return false;
+    };
+    // What can't be read is no reason for a notice.
+    let views = store.views(&image.manifest_digest).unwrap_or_default();
+    let mut views = views.iter().filter(|view| view.trim == *trim);
+    views.next().is_some_and(|view| view.hidden.files == 0)
 }
 
 /// Returns the ports that an image names.

@@ -70,6 +70,47 @@ fn files_go_into_a_stopped_sandbox_and_out_of_it() {
     home.assert_nothing_left();
 }
 
+#[test]
+#[ignore = "needs root and a built guest"]
+fn the_root_of_a_running_sandbox_is_copied_without_the_kernels_filesystems() {
+    let home = Home::new();
+    let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(at("folder")).unwrap();
+    fs::write(at("folder/kept"), "kept\n").unwrap();
+    let volume = format!("{}:/shared", at("folder"));
+    let script = "echo own > /own; echo scratch > /scratch/file; echo ready; \
+                  while :; do sleep 0.05; done";
+    for backend in ["host", "qemu"] {
+        let run = ["run", "--rm", "--backend", backend, "--name", "it"];
+        let scratch = ["--tmpfs", "/scratch"];
+        // Containers share no folders.
+        let shared = ["-v", &volume];
+        let shared = if backend == "qemu" { &shared[..] } else { &[] };
+        let command = ["box", "sh", "-c", script];
+        let mut running = home.start(&[&run[..], &scratch, shared, &command].concat());
+        assert_eq!(running.line(), "ready");
+        let copied = at(backend);
+        home.output(&["cp", "it:/", &copied]).ok();
+        let read = |name: &str| fs::read_to_string(Path::new(&copied).join(name)).unwrap();
+        assert_eq!(read("own"), "own\n");
+        if !shared.is_empty() {
+            assert_eq!(read("shared/kept"), "kept\n");
+        }
+        assert_eq!(read("scratch/file"), "scratch\n");
+        for mounted in ["proc", "sys", "dev"] {
+            let mut entries = fs::read_dir(Path::new(&copied).join(mounted)).unwrap();
+            assert!(entries.next().is_none(), "{mounted}");
+        }
+        // What is named is copied.
+        home.output(&["cp", "it:/proc/sys/kernel/ostype", &at("ostype")])
+            .ok();
+        assert_eq!(fs::read(at("ostype")).unwrap(), b"Linux\n");
+        home.output(&["rm", "-f", "it"]).ok();
+        running.wait();
+    }
+    home.assert_nothing_left();
+}
+
 /// Makes a directory with entries of every kind.
 fn tree(root: &Path) {
     fs::create_dir_all(root.join("sub/empty")).unwrap();

@@ -2,7 +2,9 @@
 //! runs these.
 
 mod files;
+mod health;
 mod interpreters;
+mod room;
 mod silence;
 mod unknown;
 
@@ -75,8 +77,16 @@ fn what_is_not_a_request_is_refused() {
         let status = server.status("POST /process.Process/List", &header, "{}");
         assert_eq!(status, "502", "{header}");
     }
-    let unsigned = server.status("GET /files?path=/etc/passwd&signature=v1_x", "", "");
-    assert_eq!(unsigned, "401");
+    let formed = format!("v1_{}", "x".repeat(43));
+    for signature in ["", "v1_x", &formed] {
+        let line = format!("GET /files?path=/etc/passwd&signature={signature}");
+        assert_eq!(server.status(&line, "", ""), "401", "{signature}");
+    }
+    let long = format!(
+        "GET /files?path={}&signature={formed}",
+        "x".repeat(17 << 10)
+    );
+    assert_eq!(server.status(&long, "", ""), "414");
     assert_eq!(home.sandboxes(), Vec::<std::path::PathBuf>::new());
 }
 

@@ -148,6 +148,8 @@ fn what_a_request_has_and_is_not_known_is_refused_by_its_name() {
     }
     for (field, name) in [
         (json!({"secure": false}), "secure"),
+        (json!({"mcp": {"server": {}}}), "mcp"),
+        (json!({"autoResume": [true]}), "sequence"),
         (
             json!({"autoResume": {"enabled": true, "other": 1}}),
             "other",
@@ -188,6 +190,17 @@ fn what_a_request_has_and_is_not_known_is_refused_by_its_name() {
             "{field}"
         );
     }
+    for field in ["mcp", "iam"] {
+        let twice = format!(
+            r#"{{"templateID": "box", "{field}": {{"tokens": {{"a": 1}}, "tokens": {{}}}}}}"#
+        );
+        let (status, said) = server.ask("POST /v2/sandboxes", &headers, twice.as_bytes());
+        assert_eq!(
+            (status, said.text().contains(field)),
+            (501, true),
+            "{field}"
+        );
+    }
     // What says a default is no more than that.
     let default = json!({"templateID": "none", "secure": true, "network": null, "mcp": null, "iam": {},
         "volumeMounts": [], "autoPause": false, "metadata": null});
@@ -199,7 +212,8 @@ fn what_is_no_json_is_answered_in_e2bs_words() {
     let home = Home::new();
     let server = Server::new(&home, &HOST);
     let key = server.with_key();
-    let bodies: [&[u8]; 6] = [
+    let bodies: [&[u8]; 7] = [
+        br#"["box", 60]"#,
         b"{\"templateID\": \"\xff\"}",
         br#"{"templateID": "\udce9"}"#,
         b"\0",
@@ -227,9 +241,11 @@ fn offline(server: &Server) -> Made {
 #[test]
 fn a_create_whose_client_has_gone_stops_its_pull() {
     let home = Home::new();
-    let server = Server::new(&home, &["--with=backend=host"]);
     let registry = TcpListener::bind("127.0.0.1:0").unwrap();
-    let template = format!("{}/some/image:1", registry.local_addr().unwrap());
+    let address = registry.local_addr().unwrap();
+    let allow = format!("--allow-registry={address}");
+    let server = Server::new(&home, &["--with=backend=host", &allow]);
+    let template = format!("{address}/some/image:1");
     let new = json!({"templateID": template, "timeout": 600}).to_string();
     let headers = format!("Content-Type: application/json\r\n{}", server.with_key());
     let mut client = server.connect();
@@ -276,10 +292,12 @@ fn a_client_that_goes_while_its_sandbox_is_made_leaves_none() {
 #[test]
 fn a_template_that_can_not_be_pulled_is_one_that_is_not_there() {
     let home = Home::new();
-    let server = Server::new(&home, &["--with=backend=host"]);
     let closed = TcpListener::bind("127.0.0.1:0").unwrap();
-    let template = format!("{}/some/image:1", closed.local_addr().unwrap());
+    let address = closed.local_addr().unwrap();
     drop(closed);
+    let allow = format!("--allow-registry={address}");
+    let server = Server::new(&home, &["--with=backend=host", &allow]);
+    let template = format!("{address}/some/image:1");
     let new = json!({"templateID": template});
     let (status, said) = server.api("POST /v2/sandboxes", &new);
     assert_eq!(status, 404, "{said}");
@@ -287,6 +305,39 @@ fn a_template_that_can_not_be_pulled_is_one_that_is_not_there() {
         said["message"].as_str().unwrap().contains(&template),
         "{said}"
     );
+}
+
+#[test]
+fn a_client_has_nothing_asked_that_the_servers_user_has_not_named() {
+    let home = Home::new();
+    let registry = TcpListener::bind("127.0.0.1:0").unwrap();
+    registry.set_nonblocking(true).unwrap();
+    let address = registry.local_addr().unwrap();
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap();
+    let named = format!("--template=named={}/x", closed.local_addr().unwrap());
+    drop(closed);
+    let server = Server::new(&home, &["--with=backend=host", &named]);
+    let refused = |template: &str| {
+        let (status, said) = server.api("POST /sandboxes", &json!({"templateID": template}));
+        assert_eq!(status, 404, "{template}: {said}");
+        let message = said["message"].as_str().unwrap();
+        message.contains("`mica serve --e2b --allow-registry ")
+    };
+    assert!(refused(&format!("{address}/secret/path:tag")));
+    for template in [
+        "169.254.169.254/latest/x",
+        "localhost/x",
+        "[::1]:5000/x",
+        "10.0.0.1/x",
+        "registry.example/x",
+    ] {
+        assert!(refused(template), "{template}");
+    }
+    // Nobody was asked.
+    let asked = registry.accept().unwrap_err();
+    assert_eq!(asked.kind(), std::io::ErrorKind::WouldBlock);
+    // That one can't be reached.
+    assert!(!refused("named"));
 }
 
 #[test]
@@ -326,6 +377,20 @@ fn lists_and_metrics_are_of_the_time_that_was_asked_for() {
         .json();
     let is_counted = stats[0]["own_memory"].is_u64();
     assert_eq!(now.as_array().unwrap().len(), usize::from(is_counted));
+    // Each is measured once, and not too many are.
+    let ids = |more: usize| {
+        let unknown = (0..more).map(|n| format!("{n:032x}"));
+        let ids = vec![first.id.clone(); 200].into_iter().chain(unknown);
+        let ids = ids.collect::<Vec<_>>().join(",");
+        server.api(
+            &format!("GET /sandboxes/metrics?sandbox_ids={ids}"),
+            &json!({}),
+        )
+    };
+    let (status, now) = ids(99);
+    let measured = now["sandboxes"].as_object().unwrap();
+    assert_eq!((status, measured.len()), (200, usize::from(is_counted)));
+    assert_eq!(ids(100).0, 400);
     server.delete(&first);
     server.delete(&second);
 }

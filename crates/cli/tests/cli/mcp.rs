@@ -636,6 +636,20 @@ fn commands_go_on_in_the_background_and_are_read_later() {
         "{}",
         said.len()
     );
+    // Those who wait for one take no place of what is quick.
+    let sleeps = client.tool("run_command", run("exec sleep 1005"));
+    let sleeps = sleeps["command"].as_u64().unwrap();
+    let wait = json!({"name": "read_output", "arguments": {"command": sleeps, "wait": 1e18}});
+    let waiting = (0..600).map(|_| client.request("tools/call", &wait));
+    let waiting: Vec<_> = waiting.collect();
+    client.tool("list_sandboxes", json!({}));
+    for request in waiting {
+        let cancel = json!({"requestId": request, "reason": "enough"});
+        client.send(
+            &json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}),
+        );
+    }
+    client.tool("kill_command", json!({"command": sleeps}));
     let unknown = client.refused("read_output", json!({"command": 99}));
     assert!(unknown.contains("no command 99"), "{unknown}");
     let wrong = client.refused("kill_command", json!({"command": number, "signal": "NONE"}));

@@ -190,7 +190,123 @@ const ROWS: &[Row] = &[
     (
         &["snapshot", "import", "/etc/hosts"],
         1,
-        "mica: importing the snapshot: it is not a mica snapshot\n",
+        "mica: /etc/hosts: importing the snapshot: it is not a mica snapshot\n",
+    ),
+    (
+        &["run", "-m", "-1", "box"],
+        125,
+        "error: invalid value '-1' for '--memory <SIZE>': expected a number with b, k, m, g or t\n\nFor \
+         more information, try '--help'.\n",
+    ),
+    (
+        &["run", "--cpus", "-1", "box"],
+        125,
+        "error: invalid value '-1' for '--cpus <NUMBER>': expected 0.01 to 64\n\nFor more information, try '--help'.\n",
+    ),
+    (
+        &["run", "--timeout", "-1", "box"],
+        125,
+        "error: invalid value '-1' for '--timeout <DURATION>': a duration is not negative\n\nFor more \
+         information, try '--help'.\n",
+    ),
+    (
+        &["run", "--stop-timeout", "-1", "box"],
+        125,
+        "error: invalid value '-1' for '--stop-timeout <SECONDS>': expected a number that is not \
+         negative\n\nFor more information, try '--help'.\n",
+    ),
+    (
+        &["run", "-p", "-1:80", "box"],
+        125,
+        "error: invalid value '-1:80' for '--publish <PORTS>': -1:80: expected \
+         [[IP:][HOST]:]GUEST[/udp], as in 80 (on any free port of this machine), 8080:80, \
+         0.0.0.0:5353:53/udp, [::1]:8080:80 or 8000-8010:8000-8010\n\nFor more information, try \
+         '--help'.\n",
+    ),
+    (
+        &["run", "--name", "-x", "box"],
+        125,
+        "mica: invalid sandbox name `-x`: RULE\n",
+    ),
+    (
+        &["stop", "-t", "-1", "it"],
+        2,
+        "error: invalid value '-1' for '--time <SECONDS>': expected a number that is not negative\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["logs", "--tail", "-5", "it"],
+        2,
+        "error: invalid value '-5' for '--tail <LINES>': expected a number of lines, or all\n\nFor more \
+         information, try '--help'.\n",
+    ),
+    (
+        &["fork", "-n", "-1", "it"],
+        2,
+        "error: invalid value '-1' for '--number <NUMBER>': -1 is not in 1..=65535\n\nFor more \
+         information, try '--help'.\n",
+    ),
+    (
+        &["pull", "-a", "box"],
+        2,
+        "error: unexpected argument '-a' found\n\nUsage: mica pull [OPTIONS] <IMAGE>\n\nFor more \
+         information, try '--help'.\n",
+    ),
+    (
+        &["volume", "create", "--name", "vv"],
+        2,
+        "error: unexpected argument '--name' found\n\nUsage: mica volume create [OPTIONS] <NAME>\n\nFor \
+         more information, try '--help'.\n",
+    ),
+    (
+        &["run", "--naem", "x", "box"],
+        125,
+        "error: unexpected argument '--naem' found\n\n  tip: a similar argument exists: '--name'\n\n\
+         Usage: mica run [OPTIONS] IMAGE [COMMAND] [ARG...]\n\nFor more information, try '--help'.\n",
+    ),
+    (
+        &["image", "prune", "-f"],
+        2,
+        "mica: there is no `mica image prune`\n      `mica store prune` removes images without a name, \
+         and with --all those that no sandbox uses\n",
+    ),
+    (
+        &["search", "box"],
+        2,
+        "mica: there is no `mica search`: registries are searched on their own sites\n      `mica pull \
+         NAME` gets an image\n",
+    ),
+    (
+        &["info", "-f", "{{.Foo}}"],
+        1,
+        "mica: --format: there is no field `.Foo`\n",
+    ),
+    (
+        &["run", "--entrypoint", "", "box"],
+        125,
+        "mica: no command: an empty --entrypoint discards the image's Entrypoint and Cmd; name a program to run\n",
+    ),
+    (
+        &["rmi", "nothing"],
+        1,
+        "mica: no image `nothing` in the store\n      `mica images` lists what is there; `mica pull` or \
+         `mica load` gets another image\n",
+    ),
+    (
+        &["cp", "it:/etc/passwd", ""],
+        1,
+        "mica: the destination is empty\n      `.` is the current directory, and `-` a standard stream\n",
+    ),
+    (
+        &["load"],
+        1,
+        "mica: no archive came on stdin: it is a device\n      \
+         name a file, `mica load FILE`, or send one, `mica load <FILE`\n",
+    ),
+    (
+        &["snapshot", "import", "/dev/null"],
+        1,
+        "mica: /dev/null: importing the snapshot: it is cut short: copy or export it again\n",
     ),
 ];
 
@@ -265,6 +381,9 @@ fn messages_tell_a_damaged_filesystem_from_a_file_without_one() {
     let path = disk.to_str().unwrap();
     home.output(&["ext4", "mkfs", path, "--size", "16M"]).ok();
     assert_eq!(home.output(&["ext4", "check", path]).ok(), "clean\n");
+    let directory = home.output(&["ext4", "cat", path, "/"]);
+    let expected = format!("mica: {path}: `/` is a directory\n");
+    assert_eq!((directory.code(), directory.stderr()), (1, expected));
     // The root directory's mode, in the first inode table.
     let mut bytes = fs::read(&disk).unwrap();
     let tables = u32::from_le_bytes(bytes[4096 + 8..4096 + 12].try_into().unwrap());
@@ -436,6 +555,16 @@ fn a_change_of_which_a_part_needs_a_control_group_is_not_made_and_says_what_to_l
     in_namespace(&home, "mount -t tmpfs none /sys/fs/cgroup", &run).ok();
     let sandboxes = micabox::Sandboxes::open(&micabox::Store::open(&home.store()).unwrap());
     let it = sandboxes.unwrap().get("it").unwrap();
+    // Nothing that needs another start can help it.
+    let memory = home.output(&["update", "-m", "2g", "it"]);
+    let said = memory.stderr();
+    assert_eq!(memory.code(), 1);
+    assert!(
+        said.contains("sandbox it runs: its memory can't be changed meanwhile\n")
+            && said.contains("run a new one")
+            && !said.contains("mica start"),
+        "{said}"
+    );
     let life = || it.expires().unwrap().expiry.max_life;
     let before = life();
     let both = home.output(&["update", "--max-life", "8h", "--cpus", "0.5", "it"]);
@@ -453,6 +582,155 @@ fn a_change_of_which_a_part_needs_a_control_group_is_not_made_and_says_what_to_l
     home.output(&["stop", "-t", "0", "it"]).ok();
     home.output(&["rm", "it"]).ok();
     home.assert_nothing_left();
+}
+
+#[test]
+fn defaults_of_dockers_that_are_spelled_out_are_as_if_not_given() {
+    let home = Home::new();
+    let create = [
+        "create",
+        "--name=",
+        "--hostname=",
+        "--platform=",
+        "--detach-keys=",
+        "--stop-signal=",
+        "--cidfile=",
+        "box",
+        "true",
+    ];
+    let id = home.output(&create).ok();
+    assert_eq!(
+        home.output(&["ps", "-aq", "-n", "-1", "--no-trunc"]).ok(),
+        id
+    );
+    let record = home.output(&["inspect", id.trim()]).json()[0]["sandbox"].clone();
+    let name = record["name"].as_str().unwrap();
+    home.output(&["update", "--cpus", "0", "-m", "0", name])
+        .ok();
+    assert_eq!(home.output(&["inspect", name]).json()[0]["sandbox"], record);
+    let table = home.output(&["images"]).ok();
+    assert_eq!(home.output(&["images", "--format", ""]).ok(), table);
+    let whole = home.output(&["inspect", "--type", "image", "box"]).ok();
+    let format = ["inspect", "--type", "image", "--format=", "box"];
+    assert_eq!(home.output(&format).ok(), whole);
+    home.output(&["rm", name]).ok();
+}
+
+#[test]
+fn a_flag_without_an_effect_is_noticed_unless_all_is_to_be_quiet() {
+    let home = Home::new();
+    let emulated = micabox_vmm::expect(micabox_vmm::BackendChoice::Auto).is_ok_and(|backend| {
+        let acceleration = backend.acceleration();
+        matches!(acceleration, micabox_vmm::Acceleration::Emulated { .. })
+    });
+    for (flags, notice) in [
+        (
+            &["--trim", "/nosuch"][..],
+            "mica: --trim leaves nothing out: ",
+        ),
+        (&["--trim", "/bin"], ""),
+        (
+            &["--nested-virtualization"],
+            if emulated {
+                "mica: --nested-virtualization changes nothing: the machine is emulated ("
+            } else {
+                ""
+            },
+        ),
+    ] {
+        let create = |first: &[&str]| {
+            let words = [first, flags, &["box", "true"]].concat();
+            let finished = home.output(&words);
+            assert_eq!(finished.code(), 0, "{}", finished.stderr());
+            home.output(&["rm", finished.stdout().trim()]).ok();
+            finished.stderr()
+        };
+        let said = create(&["create"]);
+        let is_said = said.starts_with(notice) && said.lines().count() <= 1;
+        assert!(is_said && said.is_empty() == notice.is_empty(), "{said}");
+        assert_eq!(create(&["create", "-q"]), "");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_limit_of_processes_that_can_not_be_had_on_the_hosts_kernel_says_so_once() {
+    let home = Home::new();
+    let run = [
+        "run",
+        "--rm",
+        "--backend",
+        "host",
+        "--pids-limit",
+        "5",
+        "box",
+        "true",
+    ];
+    let refused = in_namespace(&home, "mount -t tmpfs none /sys/fs/cgroup", &run);
+    assert_eq!(refused.code(), 125);
+    let said = refused.stderr();
+    let begins = "mica: the host backend limits processes and threads by a control group, and can't have one: ";
+    assert!(said.starts_with(begins), "{said}");
+    assert!(
+        said.contains("omit --pids-limit") && !said.contains("machine"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_store_that_is_none_says_why() {
+    let home = Home::empty();
+    let file = home.path().join("file");
+    fs::write(&file, "").unwrap();
+    let mut mica = home.mica(&["images"]);
+    mica.env("MICABOX_HOME", &file);
+    let finished = Finished::of(mica);
+    let expected = format!(
+        "mica: cannot keep a store in `{}`: it is a file, not a directory: name another in MICABOX_HOME\n",
+        file.display()
+    );
+    assert_eq!((finished.code(), finished.stderr()), (1, expected));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_store_of_another_user_says_whose_it_is() {
+    let home = Home::empty();
+    let script = "mount -t tmpfs -o mode=755 none /mnt; mkdir -m 700 /mnt/store; chown 1 /mnt/store; \
+                  cp \"$0\" /mnt/mica; exec setpriv --reuid 65534 --regid 65534 --clear-groups \
+                  env MICABOX_HOME=/mnt/store /mnt/mica \"$@\"";
+    let refused = in_namespace(&home, script, &["images"]);
+    let expected = "mica: cannot use `/mnt/store`: it belongs to the user with ID 1: name a directory \
+                    of your own in MICABOX_HOME\n";
+    assert_eq!((refused.code(), refused.stderr()), (1, expected.to_owned()));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn doctor_names_the_cause_and_not_what_follows_from_it() {
+    let home = Home::new();
+    let checks = |script: &str| {
+        let finished = in_namespace(&home, script, &["doctor", "--json"]);
+        assert_eq!(finished.code(), 1, "{}", finished.stderr());
+        let checks: Vec<serde_json::Value> = serde_json::from_str(&finished.stdout()).unwrap();
+        checks
+    };
+    let of = |checks: &[serde_json::Value], what: &str| {
+        checks.iter().find(|check| check["what"] == what).cloned()
+    };
+    // A device can't be opened on a filesystem without devices.
+    let without = "mount --bind /dev/null /dev/null; mount -o remount,bind,nodev /dev/null";
+    let found = checks(without);
+    let null = of(&found, "/dev/null").unwrap();
+    assert_eq!(null["verdict"], "missing");
+    for blamed in ["QEMU", "jail", "host backend"] {
+        assert_eq!(of(&found, blamed), None);
+    }
+    let read_only = "mount --bind \"$STORE\" \"$STORE\"; mount -o remount,ro,bind \"$STORE\"";
+    let store = of(&checks(read_only), "store").unwrap();
+    assert_eq!(store["verdict"], "missing");
+    let said = store["found"].as_str().unwrap();
+    assert!(said.contains("Read-only file system"), "{said}");
 }
 
 /// Rows about running sandboxes and their commands.
@@ -488,6 +766,12 @@ const LIVE: &[Row] = &[
         1,
         "mica: cannot create snapshot `taken`: there is one already\n      \
          choose another name, or remove that one with `mica snapshot rm`\n",
+    ),
+    (
+        &["run", "--rm", "--from", "taken", "box", "true"],
+        127,
+        "mica: box: executable file not found in PATH (/usr/bin:/bin)\n      \
+         `--from` takes no IMAGE: all that follows is the command\n",
     ),
     (
         &["run", "--rm", "-u", "4294967294", "box", "true"],

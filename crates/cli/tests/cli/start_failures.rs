@@ -3,10 +3,11 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use micabox::GuestFiles;
 
-use crate::support::{Finished, Home};
+use crate::support::{Finished, Home, wait_until};
 
 /// Finds the files below a directory whose names end with `suffix`.
 fn find(directory: &Path, suffix: &str) -> Vec<PathBuf> {
@@ -102,6 +103,91 @@ fn a_kernel_that_panics_shows_its_last_words() {
     assert_eq!(run.status.code(), Some(125));
     assert!(text.contains("panicked") && text.contains("| "), "{text}");
     home.assert_nothing_left();
+}
+
+/// Makes an initrd for a guest that never answers: its first process waits for a signal.
+fn hanging_initrd() -> Vec<u8> {
+    // pause(), again and again.
+    const CODE: [u8; 9] = [0xb8, 34, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7];
+    const BASE: u64 = 0x40_0000;
+    const HEADERS: u64 = 64 + 56;
+    let size = HEADERS + CODE.len() as u64;
+    let mut program = b"\x7fELF\x02\x01\x01".to_vec();
+    program.resize(16, 0);
+    // An executable for x86-64, with its entry, and its program headers behind this one.
+    for half in [2, 0x3e, 1, 0_u16] {
+        program.extend(half.to_le_bytes());
+    }
+    for word in [BASE + HEADERS, 64, 0] {
+        program.extend(word.to_le_bytes());
+    }
+    for half in [0, 0, 64, 56, 1, 0, 0, 0_u16] {
+        program.extend(half.to_le_bytes());
+    }
+    // One segment, to read and to execute: all of the file.
+    for word in [5 << 32 | 1, 0, BASE, BASE, size, size, 0x1000] {
+        program.extend(word.to_le_bytes());
+    }
+    program.extend(CODE);
+    let mut archive = Vec::new();
+    for (name, mode, data) in [("init", 0o100_755, &*program), ("TRAILER!!!", 0, &[])] {
+        let (size, name_size) = (data.len(), name.len() + 1);
+        let fields = [0, mode, 1, 0, 0, 0, size, 0, 0, 0, 0, name_size, 0];
+        archive.extend(b"070701");
+        archive.extend(
+            fields
+                .iter()
+                .flat_map(|field| format!("{field:08x}").into_bytes()),
+        );
+        archive.extend(name.bytes());
+        archive.push(0);
+        archive.resize(archive.len().next_multiple_of(4), 0);
+        archive.extend(data);
+        archive.resize(archive.len().next_multiple_of(4), 0);
+    }
+    archive
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_start_that_is_stopped_says_so() {
+    let home = Home::new();
+    let kernel = GuestFiles::find_for(Path::new(env!("CARGO_BIN_EXE_mica")));
+    let guest = home.path().join("guest");
+    fs::create_dir(&guest).unwrap();
+    fs::copy(kernel.unwrap().kernel, guest.join("vmlinux")).unwrap();
+    fs::write(guest.join("initrd.cpio"), hanging_initrd()).unwrap();
+    let stops = [
+        &["stop", "it"][..],
+        &["kill", "it"],
+        &["rm", "-f", "it"],
+        &["kill", "-s", "TERM", "it"],
+    ];
+    for stop in stops {
+        let run = ["run", "--backend", "qemu", "--name", "it", "box", "true"];
+        let mut run = home.mica(&run);
+        let run = run.env("MICABOX_GUEST", &guest).stderr(Stdio::piped());
+        let run = run.spawn().unwrap();
+        wait_until("its machine runs", || home.machines().len() == 1);
+        let stopped = home.output(stop);
+        if stop.contains(&"TERM") {
+            // There is no command yet that could handle it.
+            let refused = stopped.stderr();
+            assert_eq!(stopped.code(), 1, "{refused}");
+            assert!(refused.contains("it still starts"), "{refused}");
+            home.output(&["rm", "-f", "it"]).ok();
+        } else {
+            assert_eq!(stopped.ok(), "it\n");
+        }
+        let run = run.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&run.stderr);
+        assert_eq!(run.status.code(), Some(125), "{text}");
+        assert_eq!(
+            text,
+            "mica: the sandbox did not start: it was stopped before it was ready\n"
+        );
+        home.assert_nothing_left();
+    }
 }
 
 #[test]

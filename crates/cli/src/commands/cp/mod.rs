@@ -57,6 +57,12 @@ pub struct Args {
 
 /// Copies into a sandbox or out of one.
 pub fn execute(args: &Args) -> Outcome {
+    for (path, what) in [(&args.from, "source"), (&args.to, "destination")] {
+        if path.is_empty() {
+            return Err(Failure::new(format!("the {what} is empty"))
+                .hint("`.` is the current directory, and `-` a standard stream"));
+        }
+    }
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     match (inside(&args.from), inside(&args.to)) {
         (None, Some((name, path))) => copy_in(args, &found(&sandboxes, name)?, &path),

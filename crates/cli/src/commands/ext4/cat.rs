@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use micabox::jailed::ext4;
 
 use super::{about, bytes, open, print_notes};
-use crate::Outcome;
 use crate::output::{pass_on, raw};
+use crate::{Outcome, visible};
 
 /// Write a file's contents to stdout
 #[derive(Debug, clap::Args)]
@@ -19,7 +19,16 @@ pub struct Args {
 
 /// Writes a file's contents.
 pub fn execute(args: &Args) -> Outcome {
-    let fail = about(&args.file);
+    let fail = |error| {
+        let failure = about(&args.file)(error);
+        // Of the two, it is not the file with the filesystem.
+        if failure.message().ends_with(": is a directory") {
+            let [file, path] = [&args.file, &args.path].map(|path| visible::path(path));
+            failure.with_message(format!("{file}: `{path}` is a directory"))
+        } else {
+            failure
+        }
+    };
     let contents = ext4::read(open(&args.file)?, bytes(&args.path));
     let mut contents = contents.map_err(&fail)?;
     match pass_on(&mut contents, &mut raw::stdout()) {

@@ -48,7 +48,7 @@ enum Type {
 
 /// Shows images and sandboxes.
 pub fn execute(args: &Args) -> Outcome {
-    let format = args.format.as_deref().map(Document::parse).transpose()?;
+    let format = Document::wanted(args.format.as_deref())?;
     let is_dockers = format.is_some() || args.of.is_some();
     let store = settings::store()?;
     let sandboxes = settings::sandboxes(&store)?;

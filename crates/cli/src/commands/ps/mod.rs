@@ -29,9 +29,9 @@ pub struct Args {
     #[arg(short, long = "filter", value_name = "KEY=VALUE")]
     filters: Vec<String>,
 
-    /// Show the last sandboxes that were created, whether they run or not
-    #[arg(short = 'n', long, value_name = "NUMBER")]
-    last: Option<usize>,
+    /// Show the last sandboxes that were created, whether they run or not; -1 is as without
+    #[arg(short = 'n', long, value_name = "NUMBER", value_parser = last)]
+    last: Option<Last>,
 
     /// Show the last sandbox that was created, whether it runs or not
     #[arg(short, long, conflicts_with = "last")]
@@ -53,6 +53,20 @@ pub struct Args {
     /// Print all fields as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// The value of `--last`; none for Docker's default, -1.
+#[derive(Clone, Copy, Debug)]
+struct Last(Option<usize>);
+
+fn last(text: &str) -> Result<Last, &'static str> {
+    match text {
+        "-1" => Ok(Last(None)),
+        text => match text.parse() {
+            Ok(number) => Ok(Last(Some(number))),
+            Err(_) => Err("expected a number, or -1 for no limit"),
+        },
+    }
 }
 
 /// Lists sandboxes.
@@ -104,7 +118,10 @@ impl Args {
         filters: &Filters,
         records: &'a [Record],
     ) -> Result<Vec<&'a Record>, Failure> {
-        let last = self.last.or(self.latest.then_some(1));
+        let last = match self.last {
+            Some(Last(last)) => last,
+            None => self.latest.then_some(1),
+        };
         let all = self.all || last.is_some() || filters.are_about_the_end();
         let mut chosen = filters.choose(records)?;
         chosen.retain(|record| all || record.status.is_live());

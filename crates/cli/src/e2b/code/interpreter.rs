@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use super::replies::{Coming, REPLY, Replies};
 use super::reply::Reply;
 use crate::e2b::envd::{Running, ended};
-use crate::e2b::http::blocking;
+use crate::e2b::http::waiting;
 use crate::e2b::places::{Account, Place};
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
@@ -56,7 +56,7 @@ impl Interpreter {
         directory: &Path,
     ) -> Result<Self, Problem> {
         let (again, directory) = (served.clone(), directory.to_owned());
-        let command = blocking(move || command(&again, &directory)).await?;
+        let command = waiting(served.id(), move || command(&again, &directory)).await?;
         let running = Running::start(served.sandbox.clone(), command).await?;
         let ends = running.stdin.zip(running.stderr);
         let (stdin, stderr) =

@@ -2,6 +2,7 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
+use crate::e2b::places::SMALL;
 use crate::e2b::problem::{Kind, Problem};
 
 /// Bytes before a message: flags, and its length.
@@ -23,6 +24,12 @@ impl Envelopes {
     /// Returns whether the stream is between two messages.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Returns whether the next message is one that may come.
+    pub fn has_begun(&self) -> Result<bool, Problem> {
+        self.coming()?;
+        Ok(self.0.len() >= HEAD)
     }
 
     /// Returns the length of the message that comes; 0 if it is not known yet.
@@ -48,6 +55,11 @@ impl Envelopes {
             return Ok(None);
         }
         self.0.advance(HEAD);
-        Ok(Some(self.0.split_to(length).freeze()))
+        let message = self.0.split_to(length).freeze();
+        if length > SMALL {
+            // Otherwise its memory is kept until the next one comes.
+            self.0 = BytesMut::from(&*self.0);
+        }
+        Ok(Some(message))
     }
 }

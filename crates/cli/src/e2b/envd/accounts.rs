@@ -1,16 +1,33 @@
 //! Users of a sandbox, and what paths are relative to.
+//!
+//! A sandbox's files of accounts are what its programs make of them. They are read line by line, and what is not looked
+//! for is not kept.
 
-use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
 use micabox_async::Files;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::sync::OnceCell;
+use tokio::task::yield_now;
 
+use crate::e2b::connections::Call;
+use crate::e2b::places::SMALL;
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 
-/// Most bytes of a file of accounts.
-const MOST: u64 = 1 << 20;
+/// The files of accounts, and most bytes that are read of one: some thousand users.
+const USERS: &str = "/etc/passwd";
+const GROUPS: &str = "/etc/group";
+const MOST: usize = 256 << 10;
+
+/// Bytes of a file of accounts that are read at a time.
+const PIECE: usize = 16 << 10;
+
+/// Most bytes of a line: behind its name and number a group has its members.
+const LINE: usize = 1024;
+
+/// Most memory that all names of both files take.
+const NAMES: usize = 8 * MOST;
 
 /// Most characters of a user's name, and bytes of a path.
 const NAME: usize = 64;
@@ -21,6 +38,8 @@ const PATH: usize = 4096;
 pub struct Place {
     pub user: String,
     base: PathBuf,
+    /// The user's home, once it is known.
+    home: OnceCell<PathBuf>,
     files: Files,
 }
 
@@ -41,19 +60,24 @@ impl Place {
         let defaults = served.record().defaults.as_ref();
         let own = defaults.map_or("", |defaults| &defaults.user);
         let user = user.filter(|user| !user.is_empty());
-        let base = match user {
+        let (base, known) = match user {
             Some(user) => {
                 let unknown = || {
                     let message = format!("the sandbox has no user `{user}`");
                     Problem::new(Kind::Unauthenticated, message)
                 };
-                Accounts::read(&root).await.home(user).ok_or_else(unknown)?
+                let home = home(&root, user).await.ok_or_else(unknown)?;
+                (home.clone(), OnceCell::new_with(Some(home)))
             }
-            None => defaults.map_or_else(PathBuf::new, |defaults| (&defaults.workdir).into()),
+            None => {
+                let workdir = defaults.map(|defaults| (&defaults.workdir).into());
+                (workdir.unwrap_or_default(), OnceCell::new())
+            }
         };
         let user = user.unwrap_or(own).to_owned();
         Ok(Self {
             base: if base.is_absolute() { base } else { "/".into() },
+            home: known,
             files: root.as_user(&user),
             user,
         })
@@ -75,6 +99,15 @@ impl Place {
         &self.base
     }
 
+    /// Looks the user's home up once: a request may have thousands of paths.
+    async fn home(&self) -> &Path {
+        let find = || async {
+            let home = home(&self.files, &self.user).await;
+            home.unwrap_or_else(|| "/".into())
+        };
+        self.home.get_or_init(find).await
+    }
+
     /// Returns a path as an absolute one, without `.` and `..`.
     pub async fn path(&self, given: &str) -> Result<PathBuf, Problem> {
         if given.len() > PATH || given.contains('\0') {
@@ -82,9 +115,7 @@ impl Place {
         }
         let joined = match given.strip_prefix('~') {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => {
-                let home = Accounts::read(&self.files).await.home(&self.user);
-                home.unwrap_or_else(|| "/".into())
-                    .join(rest.trim_start_matches('/'))
+                self.home().await.join(rest.trim_start_matches('/'))
             }
             _ => self.base.join(given),
         };
@@ -102,80 +133,299 @@ impl Place {
     }
 }
 
-/// Reads the beginning of a file, as far as it can be read.
-async fn read(files: &Files, path: &str) -> String {
-    let mut text = Vec::new();
-    if let Ok(file) = files.open_range(path, 0, Some(MOST)).await {
-        let _ = file.take(MOST).read_to_end(&mut text).await;
+/// The home of a user, who is named or numbered, with or without a group; root's without a name.
+async fn home(files: &Files, user: &str) -> Option<PathBuf> {
+    let name = match user.split(':').next().unwrap_or_default() {
+        "" => "root",
+        name => name,
+    };
+    let found = match open(files, USERS).await {
+        Some(lines) => home_in(lines, name).await,
+        None => None,
+    };
+    // Root is one without a file of accounts, too.
+    found.or_else(|| ["root", "0"].contains(&name).then(|| "/root".into()))
+}
+
+async fn home_in(mut lines: Lines<impl AsyncRead + Unpin>, name: &str) -> Option<PathBuf> {
+    let wanted = name.parse().ok();
+    let mut numbered = None;
+    while let Some(line) = lines.next().await {
+        let Some((known, number)) = account(line) else {
+            continue;
+        };
+        let Some(home) = line.split(':').nth(5) else {
+            continue;
+        };
+        if known == name {
+            return Some(home.into());
+        }
+        if numbered.is_none() && wanted == Some(number) {
+            numbered = Some(home.into());
+        }
     }
-    String::from_utf8_lossy(&text).into_owned()
+    numbered
+}
+
+/// The name and number of a user or group.
+fn account(line: &str) -> Option<(&str, u32)> {
+    let mut fields = line.split(':');
+    let name = fields.next().filter(|name| !name.is_empty())?;
+    let number = fields.nth(1)?.parse().ok()?;
+    Some((name, number))
+}
+
+/// Opens a file of accounts. What is not there or can't be read has none.
+async fn open(files: &Files, path: &str) -> Option<Lines<impl AsyncRead + Unpin>> {
+    let file = files.open_range(path, 0, Some(MOST as u64)).await.ok()?;
+    Some(Lines::new(file))
+}
+
+/// The lines of a file, which is read as they are asked for.
+struct Lines<R> {
+    from: R,
+    piece: Vec<u8>,
+    /// Bytes of the piece that have been used.
+    used: usize,
+    /// Bytes that have been read.
+    read: usize,
+    line: String,
+}
+
+impl<R: AsyncRead + Unpin> Lines<R> {
+    fn new(from: R) -> Self {
+        Self {
+            from,
+            piece: Vec::new(),
+            used: 0,
+            read: 0,
+            line: String::new(),
+        }
+    }
+
+    /// Returns the next line; of one that is too long, the fields that are whole in its beginning. None at the end.
+    async fn next(&mut self) -> Option<&str> {
+        let mut line = Vec::new();
+        loop {
+            let rest = self.piece.get(self.used..).unwrap_or_default();
+            let end = rest.iter().position(|byte| *byte == b'\n');
+            let part = rest.iter().take(end.unwrap_or(rest.len()));
+            line.extend(part.take((LINE + 1).saturating_sub(line.len())));
+            if let Some(end) = end {
+                self.used += end + 1;
+                break;
+            }
+            match self.fill().await {
+                0 if line.is_empty() || self.read >= MOST => return None,
+                0 => break,
+                _ => {}
+            }
+        }
+        if line.len() > LINE {
+            let whole = line.iter().rposition(|byte| *byte == b':');
+            line.truncate(whole.unwrap_or(0));
+        }
+        self.line = String::from_utf8_lossy(&line).into_owned();
+        Some(&self.line)
+    }
+
+    /// Reads another piece, after others have had their turn. Returns its length.
+    async fn fill(&mut self) -> usize {
+        yield_now().await;
+        self.piece.resize(PIECE, 0);
+        let most = PIECE.min(MOST.saturating_sub(self.read));
+        let piece = self.piece.get_mut(..most).unwrap_or_default();
+        let count = self.from.read(piece).await.unwrap_or(0);
+        self.piece.truncate(count);
+        self.used = 0;
+        self.read += count;
+        count
+    }
+}
+
+/// Names of users or groups by their numbers.
+#[derive(Debug, Default)]
+struct Names {
+    /// Each with a line's end.
+    text: String,
+    /// Numbers, and where their names begin.
+    all: Vec<(u32, usize)>,
+}
+
+impl Names {
+    fn add(&mut self, name: &str, number: u32) {
+        self.all.push((number, self.text.len()));
+        self.text.push_str(name);
+        self.text.push('\n');
+    }
+
+    fn bytes(&self) -> usize {
+        self.text.len() + size_of_val(&*self.all)
+    }
+
+    /// Has the numbers found, the first name of each.
+    fn sort(&mut self) {
+        self.all.sort_unstable();
+    }
+
+    fn get(&self, number: u32) -> String {
+        let at = self.all.partition_point(|(known, _)| *known < number);
+        let found = self.all.get(at).filter(|(known, _)| *known == number);
+        let name = found.and_then(|(_, begin)| self.text.get(*begin..)?.lines().next());
+        name.map_or_else(|| number.to_string(), str::to_owned)
+    }
 }
 
 /// A sandbox's own account of its users and groups.
 #[derive(Debug, Default)]
 pub struct Accounts {
-    /// Numbers and homes by name.
-    users: HashMap<String, (u32, PathBuf)>,
-    names: HashMap<u32, String>,
-    groups: HashMap<u32, String>,
+    users: Names,
+    groups: Names,
 }
 
 impl Accounts {
-    /// Reads them; what is not there or can't be read is not known.
-    pub async fn read(files: &Files) -> Self {
+    /// Reads all, for a list.
+    pub async fn read(files: &Files, call: &Call) -> Result<Self, Problem> {
         let mut accounts = Self::default();
-        accounts.add_users(&read(files, "/etc/passwd").await);
-        accounts.add_groups(&read(files, "/etc/group").await);
+        let (mut bytes, mut has_room) = (0, false);
+        for (path, names) in accounts.each() {
+            let Some(mut lines) = open(files, path).await else {
+                continue;
+            };
+            let before = bytes;
+            while let Some(line) = lines.next().await {
+                if let Some((name, number)) = account(line) {
+                    names.add(name, number);
+                }
+                bytes = before + names.bytes();
+                if bytes > SMALL / 2 && !has_room {
+                    call.make_room(NAMES).await?;
+                    has_room = true;
+                }
+            }
+            names.sort();
+        }
+        Ok(accounts)
+    }
+
+    /// Looks for a user and a group.
+    pub async fn of(files: &Files, user: u32, group: u32) -> Self {
+        let mut accounts = Self::default();
+        for ((path, names), wanted) in accounts.each().into_iter().zip([user, group]) {
+            let Some(mut lines) = open(files, path).await else {
+                continue;
+            };
+            while let Some(line) = lines.next().await {
+                if let Some((name, number)) = account(line)
+                    && number == wanted
+                {
+                    names.add(name, number);
+                    break;
+                }
+            }
+        }
         accounts
     }
 
-    fn add_users(&mut self, text: &str) {
-        for line in text.lines() {
-            let fields: Vec<&str> = line.split(':').collect();
-            if let [name, _, number, _, _, home, ..] = *fields
-                && let Ok(number) = number.parse()
-            {
-                self.users.insert(name.to_owned(), (number, home.into()));
-                let known = self.names.entry(number);
-                known.or_insert_with(|| name.to_owned());
-            }
-        }
-    }
-
-    fn add_groups(&mut self, text: &str) {
-        for line in text.lines() {
-            let fields: Vec<&str> = line.split(':').collect();
-            if let [name, _, number, ..] = *fields
-                && let Ok(number) = number.parse()
-            {
-                let known = self.groups.entry(number);
-                known.or_insert_with(|| name.to_owned());
-            }
-        }
-    }
-
-    /// The home of a user, who is named or numbered, with or without a group; root's without a name.
-    fn home(&self, user: &str) -> Option<PathBuf> {
-        let name = match user.split(':').next().unwrap_or_default() {
-            "" => "root",
-            name => name,
-        };
-        let named = self.users.get(name);
-        let numbered = || self.users.get(self.names.get(&name.parse().ok()?)?);
-        let home = named.or_else(numbered).map(|(_, home)| home.clone());
-        // Root is one without a file of accounts, too.
-        home.or_else(|| ["root", "0"].contains(&name).then(|| "/root".into()))
+    fn each(&mut self) -> [(&'static str, &mut Names); 2] {
+        [(USERS, &mut self.users), (GROUPS, &mut self.groups)]
     }
 
     /// The name of a user, or its number.
     pub fn user(&self, number: u32) -> String {
-        let name = self.names.get(&number).cloned();
-        name.unwrap_or_else(|| number.to_string())
+        self.users.get(number)
     }
 
     /// The name of a group, or its number.
     pub fn group(&self, number: u32) -> String {
-        let name = self.groups.get(&number).cloned();
-        name.unwrap_or_else(|| number.to_string())
+        self.groups.get(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
+
+    use tokio::io::ReadBuf;
+
+    use super::*;
+
+    /// Does at once what waits for nothing but its turn.
+    fn at_once<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(work)
+    }
+
+    /// A file that has no end.
+    #[derive(Default)]
+    struct Endless(usize);
+
+    impl AsyncRead for Endless {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            to: &mut ReadBuf<'_>,
+        ) -> Poll<std::io::Result<()>> {
+            let count = to.remaining();
+            to.put_slice(&b"a:x:7:\n".repeat(count / 7 + 1)[..count]);
+            self.0 += count;
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[test]
+    fn a_file_of_accounts_is_read_in_pieces_between_which_others_have_their_turn() {
+        let mut lines = Lines::new(Endless::default());
+        let mut context = Context::from_waker(Waker::noop());
+        let mut turns = 0;
+        {
+            let mut all = std::pin::pin!(async { while lines.next().await.is_some() {} });
+            while all.as_mut().poll(&mut context).is_pending() {
+                turns += 1;
+            }
+        }
+        assert!(turns >= MOST / PIECE, "{turns}");
+        assert_eq!(lines.from.0, MOST);
+        assert!(lines.piece.capacity() <= PIECE);
+    }
+
+    #[test]
+    fn no_more_is_read_than_what_is_looked_for_needs() {
+        let mut from = Endless::default();
+        let home = at_once(home_in(Lines::new(&mut from), "a"));
+        assert_eq!(home, None);
+        let text =
+            b"a:x:1:1::/first:/bin/sh\na:x:2:2::/second:\nb:x:1:1::/third:\n1:x:9:9::/named:";
+        let find = |name: &str| at_once(home_in(Lines::new(&text[..]), name));
+        assert_eq!(find("a"), Some("/first".into()));
+        assert_eq!(find("b"), Some("/third".into()));
+        assert_eq!(find("2"), Some("/second".into()));
+        assert_eq!(find("1"), Some("/named".into()));
+        assert_eq!(find("3"), None);
+        let mut from = text.chain(Endless::default());
+        assert_eq!(
+            at_once(home_in(Lines::new(&mut from), "a")),
+            Some("/first".into())
+        );
+        assert!(from.get_ref().1.0 <= PIECE);
+    }
+
+    #[test]
+    fn of_a_line_that_is_too_long_the_first_fields_are_known() {
+        let members = "member,".repeat(LINE);
+        let text = format!("many:x:5:{members}\nnext:x:6:\n{members}\nlast:x:7:");
+        let mut lines = Lines::new(text.as_bytes());
+        let mut names = Names::default();
+        while let Some(line) = at_once(lines.next()) {
+            assert!(line.len() <= LINE);
+            if let Some((name, number)) = account(line) {
+                names.add(name, number);
+            }
+        }
+        names.add("second", 5);
+        names.sort();
+        let found = [5, 6, 7, 8].map(|number| names.get(number));
+        assert_eq!(found, ["many", "next", "last", "8"]);
     }
 }

@@ -32,9 +32,10 @@ pub struct Entry {
 }
 
 /// Describes a file.
-pub async fn of(files: &Files, path: &Path, accounts: &Accounts) -> Result<Entry, Error> {
+pub async fn of(files: &Files, path: &Path) -> Result<Entry, Error> {
     let stat = files.stat_link(path).await?;
-    describe(files, path, &stat, accounts).await
+    let accounts = Accounts::of(files, stat.uid, stat.gid).await;
+    describe(files, path, &stat, &accounts).await
 }
 
 /// Describes a file whose own attributes are known.

@@ -90,7 +90,7 @@ fn named<'a>(field: &str, path: &'a str) -> Result<&'a str, Problem> {
 }
 
 async fn described(files: &Files, path: &Path) -> Result<Described, Problem> {
-    let entry = entry::of(files, path, &Accounts::read(files).await).await?;
+    let entry = entry::of(files, path).await?;
     Ok(Described { entry })
 }
 
@@ -107,7 +107,7 @@ async fn list(served: &Served, user: Option<&str>, ask: List, call: Arc<Call>) -
         let message = format!("path is not a directory: {}", path.display());
         return Err(Problem::invalid(message));
     }
-    let accounts = Accounts::read(files).await;
+    let accounts = Accounts::read(files, &call).await?;
     let depth = match ask.depth {
         0 => 1,
         depth => depth.min(LEVELS),

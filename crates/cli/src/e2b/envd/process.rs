@@ -19,7 +19,7 @@ use super::running::Running;
 use super::table::{Process, Selector};
 use crate::e2b::Server;
 use crate::e2b::connect::{self, Messages, Timing};
-use crate::e2b::http::{Answer, Nothing, Request, blocking};
+use crate::e2b::http::{Answer, Nothing, Request, waiting};
 use crate::e2b::incoming::Incoming;
 use crate::e2b::map;
 use crate::e2b::problem::Problem;
@@ -203,15 +203,17 @@ pub async fn answer(
         "SendInput" => {
             let send = |ask: SendInput| async move {
                 let process = ask.process.find(all, of)?;
-                ask.input.write(&process).await?;
+                let bytes = ask.input.bytes(&process)?;
+                process.write_soon(&bytes).await?;
                 Ok(json!({}))
             };
             connect::call(body, send).await
         }
         "CloseStdin" => {
-            let close = |ask: Ask| async move {
-                ask.process.find(all, of)?.close().await?;
-                Ok(json!({}))
+            let close = |ask: Ask| {
+                let process = ask.process.find(all, of);
+                let closed = process.and_then(|process| process.close());
+                ready(closed.map(|()| json!({})))
             };
             connect::call(body, close).await
         }
@@ -269,7 +271,7 @@ impl Named {
 }
 
 impl Input {
-    async fn write(&self, process: &Process) -> Result<(), Problem> {
+    fn bytes(&self, process: &Process) -> Result<Vec<u8>, Problem> {
         let encoded = match (&self.stdin, &self.pty) {
             (Some(bytes), None) if !process.has_terminal => bytes,
             (None, Some(bytes)) if process.has_terminal => bytes,
@@ -280,8 +282,7 @@ impl Input {
             }
         };
         let bytes = STANDARD.decode(encoded);
-        let bytes = bytes.map_err(|_| Problem::invalid("the input is not in base64"))?;
-        process.write(&bytes).await
+        bytes.map_err(|_| Problem::invalid("the input is not in base64"))
     }
 }
 
@@ -319,7 +320,13 @@ async fn stream_input(server: &Server, served: &Served, body: Incoming) -> Resul
         if let Some(more) = message.data {
             let missing = || Problem::invalid("the stream does not begin with a process");
             let process = process.as_ref().ok_or_else(missing)?;
-            more.input.write(process).await?;
+            let bytes = more.input.bytes(process)?;
+            // Others wait for the room of one that is large.
+            if messages.is_large() {
+                process.write_soon(&bytes).await?;
+            } else {
+                process.write(&bytes).await?;
+            }
         }
     }
 }
@@ -406,7 +413,8 @@ impl Start {
             ..Overrides::default()
         };
         let sandbox = served.sandbox.clone();
-        let mut command = blocking(move || Ok(sandbox.command(&overrides)?)).await?;
+        let command = waiting(served.id(), move || Ok(sandbox.command(&overrides)?));
+        let mut command = command.await?;
         login::keep_path(&mut command);
         // An account's own is made.
         command.make_workdir = config.cwd.is_none();

@@ -38,9 +38,22 @@ pub struct Input {
 }
 
 impl Input {
-    /// Ends the command's stdin.
-    pub fn end(self) {
-        if let Some(attached) = self.attached {
+    /// Writes bytes, as the command reads them.
+    pub async fn write(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.pipe.writable().await?;
+            match self.pipe.try_write(bytes) {
+                Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the command's stdin, also while something is written to it.
+    pub fn end(&self) {
+        if let Some(attached) = &self.attached {
             attached.end_stdin();
         }
     }

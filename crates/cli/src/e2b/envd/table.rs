@@ -10,9 +10,10 @@ use bytes::Bytes;
 use micabox::{ExitStatus, Handle};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::timeout;
 
 use super::kept::{Known, Note};
 use super::running::{Input, Running, ended};
@@ -28,6 +29,9 @@ const PIECE: usize = 32 << 10;
 
 /// Pieces of output that wait for a client. The command waits for the slowest.
 const PIECES: usize = 4;
+
+/// How long a command may leave a client's input unread.
+const UNREAD: Duration = Duration::from_secs(60);
 
 /// Grace between reporting a time-out to the client and killing the command.
 const LAG: Duration = Duration::from_millis(200);
@@ -47,7 +51,12 @@ pub struct Process {
     pub note: Note,
     pub has_terminal: bool,
     pub handle: Handle,
-    stdin: tokio::sync::Mutex<Option<Input>>,
+    /// None once it is closed.
+    stdin: Mutex<Option<Arc<Input>>>,
+    /// Whose input is written: what one client sends is in one piece.
+    turn: tokio::sync::Mutex<()>,
+    /// Tells the end of its stdin.
+    closed: Notify,
     /// None once it is over.
     clients: Mutex<Option<Vec<mpsc::Sender<Piece>>>>,
     /// Tells its end.
@@ -71,7 +80,9 @@ impl Processes {
             note,
             has_terminal: running.stderr.is_none(),
             handle: running.handle,
-            stdin: tokio::sync::Mutex::new(running.stdin),
+            stdin: Mutex::new(running.stdin.map(Arc::new)),
+            turn: tokio::sync::Mutex::default(),
+            closed: Notify::new(),
             clients: Mutex::new(Some(Vec::new())),
             over: Notify::new(),
             _place: place,
@@ -204,7 +215,7 @@ impl Process {
     async fn finish(&self, end: Result<ExitStatus, Problem>) {
         let clients = self.lock().take().unwrap_or_default();
         self.over.notify_waiters();
-        self.stdin.lock().await.take();
+        self.take_stdin();
         for client in clients {
             match &end {
                 Ok(status) => {
@@ -222,23 +233,44 @@ impl Process {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes to its stdin or terminal, as it reads.
+    /// Writes to its stdin or terminal, as it reads, or until that is closed.
     pub async fn write(&self, bytes: &[u8]) -> Result<(), Problem> {
-        let mut stdin = self.stdin.lock().await;
-        let closed = || Problem::new(Kind::Conflict, "the command has no stdin, or it is closed");
-        let input = stdin.as_mut().ok_or_else(closed)?;
-        input.pipe.write_all(bytes).await.map_err(|_| closed())
+        let _turn = self.turn.lock().await;
+        let end = self.closed.notified();
+        let input = self.stdin().as_ref().map(Arc::clone);
+        let input = input.ok_or_else(closed)?;
+        tokio::select! {
+            biased;
+            written = input.write(bytes) => written.map_err(|_| closed()),
+            () = end => Err(closed()),
+        }
+    }
+
+    /// The same for a client that does not wait for long: the command need not read.
+    pub async fn write_soon(&self, bytes: &[u8]) -> Result<(), Problem> {
+        let late = |_| Problem::new(Kind::Deadline, "the command does not read its input");
+        timeout(UNREAD, self.write(bytes)).await.map_err(late)?
     }
 
     /// Ends its stdin.
-    pub async fn close(&self) -> Result<(), Problem> {
+    pub fn close(&self) -> Result<(), Problem> {
         if self.has_terminal {
             let message = "a terminal's input does not end: send it Ctrl-D";
             return Err(Problem::new(Kind::Conflict, message));
         }
-        let closed = || Problem::new(Kind::Conflict, "the command has no stdin, or it is closed");
-        let stdin = self.stdin.lock().await.take();
-        stdin.map(Input::end).ok_or_else(closed)
+        let stdin = self.take_stdin().ok_or_else(closed)?;
+        stdin.end();
+        Ok(())
+    }
+
+    fn take_stdin(&self) -> Option<Arc<Input>> {
+        let stdin = self.stdin().take();
+        self.closed.notify_waiters();
+        stdin
+    }
+
+    fn stdin(&self) -> std::sync::MutexGuard<'_, Option<Arc<Input>>> {
+        self.stdin.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends it a signal, and all that it has started and that is in no process group of its own.
@@ -256,6 +288,10 @@ impl Process {
             }
         });
     }
+}
+
+fn closed() -> Problem {
+    Problem::new(Kind::Conflict, "the command has no stdin, or it is closed")
 }
 
 /// A message of a command's stream.

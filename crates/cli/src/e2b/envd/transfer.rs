@@ -8,6 +8,7 @@ use tokio::io::AsyncReadExt;
 
 use super::accounts::{Place, checked};
 use crate::e2b::Server;
+use crate::e2b::connections::Paced;
 use crate::e2b::http::{self, Answer, Nothing, Request};
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::query::Query;
@@ -62,5 +63,6 @@ pub async fn download(server: &Server, served: Served, request: Request) -> Answ
 fn sent(body: http::Body) -> http::Response {
     let mut reply = hyper::Response::new(body);
     http::set_type(&mut reply, "application/octet-stream");
+    reply.extensions_mut().insert(Paced);
     reply
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use flate2::bufread::GzDecoder;
+use flate2::bufread::MultiGzDecoder;
 use http_body_util::BodyExt;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
@@ -83,7 +83,7 @@ async fn whole(
     is_packed: bool,
 ) -> Result<(), Problem> {
     let mut file = place.files().create(path, OPTIONS).await?;
-    let mut packed = is_packed.then(|| GzDecoder::new(Pieces::default()));
+    let mut packed = is_packed.then(|| MultiGzDecoder::new(Pieces::default()));
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(http::broken)?.into_data() else {
             continue;
@@ -128,7 +128,7 @@ fn described(path: &Path) -> Value {
 }
 
 /// Writes what a piece of a packed body has. Returns whether more is wanted.
-async fn unpack(from: &mut GzDecoder<Pieces>, to: &mut FileWriter) -> Result<bool, Problem> {
+async fn unpack(from: &mut MultiGzDecoder<Pieces>, to: &mut FileWriter) -> Result<bool, Problem> {
     let mut buffer = vec![0; PIECE];
     loop {
         match from.read(&mut buffer) {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::accounts::{Accounts, Place};
+use super::accounts::Place;
 use super::entry;
 use super::events::Event;
 use super::filesystem::Done;
@@ -117,9 +117,8 @@ impl Shown {
         };
         if self.has_entries {
             let files = self.place.files();
-            let accounts = Accounts::read(files).await;
             let path = self.path.join(&event.path);
-            told.entry = entry::of(files, &path, &accounts).await.ok();
+            told.entry = entry::of(files, &path).await.ok();
         }
         Told::Event(Box::new(told))
     }

@@ -1,11 +1,13 @@
 //! `POST /sandboxes`
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use hyper::{HeaderMap, StatusCode};
 use micabox::{Cancel, Sandbox, Sandboxes};
-use serde::Deserialize;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::make::{Plan, Source};
@@ -19,9 +21,6 @@ use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::route::API;
 use crate::e2b::sandbox::{self, Served};
 use crate::e2b::{Server, deadline};
-
-/// Most entries of a map that a client sends.
-const ENTRIES: usize = 1000;
 
 /// The body.
 #[derive(Debug, Deserialize)]
@@ -42,8 +41,10 @@ pub struct New {
     metadata: BTreeMap<String, String>,
     #[serde(default, deserialize_with = "map::unique")]
     env_vars: BTreeMap<String, String>,
-    mcp: Option<Value>,
-    iam: Option<Value>,
+    #[serde(default)]
+    mcp: Asked,
+    #[serde(default)]
+    iam: Asked,
     volume_mounts: Option<Vec<Value>>,
 }
 
@@ -51,6 +52,50 @@ pub struct New {
 #[serde(deny_unknown_fields)]
 struct AutoResume {
     enabled: bool,
+}
+
+/// Whether something is asked for that is not done here: null, `{}` and `{"tokens": {}}` ask for nothing.
+#[derive(Debug, Default)]
+struct Asked(bool);
+
+impl<'de> Deserialize<'de> for Asked {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        // What is there twice asks for something, whichever of both counts.
+        let asked = match <Option<Fields>>::deserialize(from)? {
+            None => false,
+            Some(Fields(all)) => match &*all {
+                [] => false,
+                [(name, value)] => name != "tokens" || *value != json!({}),
+                _ => true,
+            },
+        };
+        Ok(Self(asked))
+    }
+}
+
+/// An object's fields, those that are there twice too.
+struct Fields(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct All;
+        impl<'de> Visitor<'de> for All {
+            type Value = Fields;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+                let mut all = Vec::new();
+                while let Some(field) = map.next_entry()? {
+                    all.push(field);
+                }
+                Ok(Fields(all))
+            }
+        }
+        from.deserialize_map(All)
+    }
 }
 
 /// Makes a sandbox from an image or a snapshot. It ends if its client goes before it is told of it.
@@ -94,6 +139,10 @@ pub async fn create(
         let _room = room;
         let plan = Plan {
             source: Source::find(&again, &all, &label.template),
+            registries: match again.templates.named(&label.template) {
+                Some(_) => None,
+                None => Some(again.registries.clone()),
+            },
             label,
             options,
             variables,
@@ -140,13 +189,9 @@ pub fn keep(all: &Sandboxes, made: Sandbox) -> Result<Served, Problem> {
 
 impl New {
     fn check(&self) -> Result<(), Problem> {
-        let is_asked = |value: &Option<Value>| {
-            let empty = [Value::Null, json!({}), json!({"tokens": {}})];
-            value.as_ref().is_some_and(|value| !empty.contains(value))
-        };
         let asked = [
-            (is_asked(&self.mcp), "MCP servers (mcp)"),
-            (is_asked(&self.iam), "workload identities (iam)"),
+            (self.mcp.0, "MCP servers (mcp)"),
+            (self.iam.0, "workload identities (iam)"),
             (
                 self.volume_mounts
                     .as_ref()
@@ -165,12 +210,6 @@ impl New {
         if let Some((_, what)) = asked.into_iter().find(|(is_asked, _)| *is_asked) {
             return Err(Problem::unsupported(format!(
                 "this server does not do {what}"
-            )));
-        }
-        let maps = [&self.metadata, &self.env_vars];
-        if maps.iter().any(|map| map.len() > ENTRIES) {
-            return Err(Problem::invalid(format!(
-                "metadata and envVars may have {ENTRIES} entries"
             )));
         }
         Ok(())

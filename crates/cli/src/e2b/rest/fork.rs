@@ -1,6 +1,7 @@
 //! `POST /sandboxes/ID/fork`
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::StatusCode;
 use micabox::Expiry;
@@ -8,6 +9,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::create::keep;
+use super::make::check_copy;
 use super::view;
 use crate::e2b::delivery;
 use crate::e2b::http::{Answer, waiting};
@@ -40,15 +42,16 @@ pub async fn fork(server: &Arc<Server>, id: &str, fork: Fork) -> Answer {
             "count is not between 1 and {COPIES}"
         )));
     }
+    check_copy(&served.label, &server.options.all)?;
     let all = server.sandboxes.clone();
-    // Before they are left to themselves: none is without a deadline if this server ends now.
-    let expiry = Expiry {
-        max_life: Some(deadline::life(served.label.on_timeout, seconds)),
-        ..Expiry::default()
-    };
+    let life = deadline::life(served.label.on_timeout, seconds);
+    let idle = server.options.idle_timeout;
     let copies = waiting(id, move || {
         let labels = (0..count).map(|_| served.label.of_copy()?.text());
         let labels = labels.collect::<Result<Vec<_>, _>>()?;
+        let original = served.sandbox.expires()?.expiry;
+        // Before they are left to themselves: none is without a deadline if this server ends now.
+        let expiry = of_copy(idle, original, life);
         let made = sandboxes::fork_with(&all, served.id(), count, |builder, number| {
             let builder = builder.expiry(expiry);
             match labels.get(usize::from(number)) {
@@ -73,4 +76,35 @@ pub async fn fork(server: &Arc<Server>, id: &str, fork: Fork) -> Answer {
         &results,
         copies,
     ))
+}
+
+/// When a copy ends by itself: a copy's life is its own. When it is idle is the server's to say, or as it was before.
+fn of_copy(idle: Option<Duration>, original: Expiry, life: Duration) -> Expiry {
+    Expiry {
+        idle_timeout: idle.or(original.idle_timeout),
+        max_life: Some(life),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_ends_when_it_is_idle_as_the_original_does() {
+        let seconds = Duration::from_secs;
+        let original = Expiry {
+            idle_timeout: Some(seconds(60)),
+            max_life: Some(seconds(1000)),
+        };
+        let expiry = |idle, max_life| Expiry {
+            idle_timeout: Some(seconds(idle)),
+            max_life: Some(seconds(max_life)),
+        };
+        assert_eq!(of_copy(None, original, seconds(15)), expiry(60, 15));
+        assert_eq!(
+            of_copy(Some(seconds(30)), original, seconds(15)),
+            expiry(30, 15)
+        );
+    }
 }

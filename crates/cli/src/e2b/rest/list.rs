@@ -11,9 +11,10 @@ use serde::Serialize;
 
 use super::view;
 use crate::e2b::Server;
-use crate::e2b::http::{self, Answer, Response, blocking};
+use crate::e2b::http::{self, Answer, Response, waiting};
 use crate::e2b::problem::Problem;
 use crate::e2b::query::Query;
+use crate::e2b::route::API;
 use crate::e2b::sandbox::{self, Served};
 
 /// The parameters.
@@ -104,7 +105,8 @@ pub async fn list(server: &Arc<Server>, uri: &Uri) -> Answer {
     };
     let page = Page::of(&query)?;
     let all = server.sandboxes.clone();
-    blocking(move || {
+    // Each is asked when its time is over.
+    waiting(API, move || {
         let mut all = sandbox::all(&all)?;
         all.retain(|served| filter.shows(served));
         all.sort_by_key(|served| {

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use micabox::{Cancel, NetRules, Network, Reference, Sandbox, Sandboxes, Snapshot};
-use micabox_image::progress::Silent;
+use micabox_image::progress::{Progress, Silent};
+use micabox_transfer::Settings;
 use serde_json::{Map, Value};
 
 use super::network::{self, Wish};
@@ -13,6 +14,8 @@ use crate::e2b::label::{self, Label};
 use crate::e2b::problem::Problem;
 use crate::e2b::saved::{self, Saved};
 use crate::failure::Failure;
+use crate::registries::Registries;
+use crate::run::{Bound, Pulls};
 use crate::serve::message::Create;
 use crate::serve::{flags, sandboxes};
 
@@ -81,16 +84,47 @@ pub struct Plan {
     /// Variables that the client gives.
     pub variables: Vec<String>,
     pub network: Wish,
+    /// Whose images may be pulled, where it is the client that has named the image.
+    pub registries: Option<Registries>,
+}
+
+/// A bound to what a client may have pulled: else it would have this machine ask its own and its network's programs.
+struct OfClient {
+    image: Reference,
+    registries: Registries,
+}
+
+impl Bound for OfClient {
+    fn may_pull(&self, image: &Reference, settings: &Settings) -> Result<(), Failure> {
+        if *image != self.image {
+            // One that an option of the server names.
+            return Ok(());
+        }
+        let may = self.registries.may_pull(image, settings);
+        may.map_err(|what| {
+            Failure::new(format!(
+                "{what}, which this server does not allow: its user may start it as \
+                 `mica serve --e2b --allow-registry {}`",
+                image.registry()
+            ))
+            .hint("the user may also `mica pull` this image")
+        })
+    }
 }
 
 impl Plan {
     /// Makes the sandbox. It ends with this process until it is detached.
     pub fn make(mut self, all: &Sandboxes, cancel: Cancel) -> Result<Sandbox, Problem> {
+        let mut bound = None;
         let image = match &self.source {
             Source::Image(name) => {
-                if let Err(error) = name.parse::<Reference>() {
-                    return Err(Problem::invalid(format!("the template's name: {error}")));
-                }
+                let image = name.parse::<Reference>();
+                let image = image
+                    .map_err(|error| Problem::invalid(format!("the template's name: {error}")))?;
+                bound = self
+                    .registries
+                    .take()
+                    .map(|registries| OfClient { image, registries });
                 Some(name.clone())
             }
             Source::Snapshot(snapshot) => {
@@ -114,7 +148,7 @@ impl Plan {
             image,
             options: self.options,
         };
-        make(&create, narrower, cancel).map_err(|failure| {
+        make(&create, narrower, bound.as_ref(), cancel).map_err(|failure| {
             let is_missing = |name: &String| all.store().image(name).is_err();
             match create.image.as_ref().filter(|name| is_missing(name)) {
                 Some(name) => Problem::not_found(format!(
@@ -171,6 +205,22 @@ impl Plan {
     }
 }
 
+/// Checks that a copy of a sandbox, which has what the original was made with, has no more than this server's sandboxes.
+pub fn check_copy(label: &Label, options: &Map<String, Value>) -> Result<(), Problem> {
+    let is_same = |name: &str, value: &Value| {
+        // What is set anew, or is about images.
+        name == "idle-timeout"
+            || OF_IMAGES.contains(&name)
+            || label.options.get(name) == Some(value)
+    };
+    match options.iter().find(|(name, value)| !is_same(name, value)) {
+        None => Ok(()),
+        Some((name, _)) => Err(Problem::invalid(format!(
+            "the sandbox was made with another value of this server's option `{name}`, which comes too late for a copy"
+        ))),
+    }
+}
+
 /// Adds values to an option that may have some.
 fn add(options: &mut Map<String, Value>, name: &str, values: Vec<String>) {
     if values.is_empty() {
@@ -185,10 +235,20 @@ fn add(options: &mut Map<String, Value>, name: &str, values: Vec<String>) {
     options.insert(name.to_owned(), all.into());
 }
 
-fn make(create: &Create, narrower: NetRules, cancel: Cancel) -> Result<Sandbox, Failure> {
+fn make(
+    create: &Create,
+    narrower: NetRules,
+    bound: Option<&OfClient>,
+    cancel: Cancel,
+) -> Result<Sandbox, Failure> {
     let mut wanted = flags::parse(create)?;
     wanted.sandbox.net_narrower = Some(narrower);
-    sandboxes::create(&wanted, cancel, Arc::new(Silent))
+    let told: Arc<dyn Progress> = Arc::new(Silent);
+    let pulls = Pulls {
+        told: Some(&told),
+        bound: bound.map(|bound| bound as &dyn Bound),
+    };
+    sandboxes::create_with(&wanted, cancel, pulls)
 }
 
 #[cfg(test)]
@@ -225,6 +285,7 @@ mod tests {
             options: options.as_object().unwrap().clone(),
             variables: Vec::new(),
             network,
+            registries: None,
         }
     }
 
@@ -274,6 +335,29 @@ mod tests {
             let problem = plan.continue_from(of).unwrap_err();
             assert_eq!(problem.kind.status(), 400, "{}", problem.message);
             assert!(problem.message.contains(said), "{}", problem.message);
+        }
+    }
+
+    #[test]
+    fn a_copy_of_what_was_made_with_other_options_is_refused() {
+        let label = |options: Value| Label {
+            options: options.as_object().unwrap().clone(),
+            ..Label::new("box".to_owned()).unwrap()
+        };
+        let now = json!({"memory": "256m", "net-deny": "10.0.0.0/8", "idle-timeout": "1h", "upper": "disk"});
+        let now = now.as_object().unwrap();
+        let same = json!({"memory": "256m", "net-deny": "10.0.0.0/8", "cpus": "1"});
+        check_copy(&label(same), now).unwrap();
+        for (before, name) in [
+            (json!({"memory": "256m"}), "`net-deny`"),
+            (
+                json!({"memory": "512m", "net-deny": "10.0.0.0/8"}),
+                "`memory`",
+            ),
+        ] {
+            let problem = check_copy(&label(before), now).unwrap_err();
+            assert_eq!(problem.kind.status(), 400);
+            assert!(problem.message.contains(name), "{}", problem.message);
         }
     }
 }

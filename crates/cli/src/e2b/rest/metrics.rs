@@ -1,16 +1,21 @@
 //! What sandboxes use, as of now: there is no history.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hyper::{StatusCode, Uri};
-use micabox::Upper;
+use micabox::{Stats, Upper};
 use serde_json::{Map, Value, json};
+use tokio::sync::oneshot;
+use tokio::time::sleep;
 
 use crate::e2b::Server;
-use crate::e2b::http::{self, Answer, blocking, waiting};
-use crate::e2b::problem::Problem;
+use crate::e2b::delivery::Client;
+use crate::e2b::http::{self, Answer, waiting};
+use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::query::Query;
+use crate::e2b::route::API;
 use crate::e2b::sandbox::{self, Served};
 use crate::output::rfc3339;
 
@@ -25,14 +30,13 @@ pub async fn of_one(server: &Arc<Server>, id: &str, uri: &Uri) -> Answer {
     let query = Query::of(uri, &["start", "end"])?;
     let (start, end) = (query.parsed::<i64>("start")?, query.parsed::<i64>("end")?);
     let served = server.found(id).await?;
-    let measured = waiting(id, move || {
-        let now = i64::try_from(now()).unwrap_or(i64::MAX);
-        if start.is_some_and(|start| start > now) || end.is_some_and(|end| end < now) {
-            return Ok(Vec::new());
-        }
-        Ok(measure(&served)?.into_iter().collect())
-    });
-    Ok(http::json(StatusCode::OK, &measured.await?))
+    let now = i64::try_from(now()).unwrap_or(i64::MAX);
+    if start.is_some_and(|start| start > now) || end.is_some_and(|end| end < now) {
+        return Ok(http::json(StatusCode::OK, &json!([])));
+    }
+    let measured = measure(id, move || vec![served]).await?;
+    let shown: Vec<_> = measured.into_iter().map(|(_, values)| values).collect();
+    Ok(http::json(StatusCode::OK, &shown))
 }
 
 /// Seconds since 1970.
@@ -41,42 +45,74 @@ fn now() -> u64 {
     now.map_or(0, |since| since.as_secs())
 }
 
-/// Measures those whose IDs are in the query.
-pub async fn of_many(server: &Arc<Server>, uri: &Uri) -> Answer {
+/// Measures those whose IDs are in the query, unless its client goes.
+pub async fn of_many(server: &Arc<Server>, uri: &Uri, mut client: Client) -> Answer {
     let query = Query::of(uri, &["sandbox_ids"])?;
     let ids = query.list("sandbox_ids").unwrap_or_default();
-    let ids: Vec<String> = ids.into_iter().map(str::to_owned).collect();
+    let ids: BTreeSet<String> = ids.into_iter().map(str::to_owned).collect();
     if ids.len() > MANY {
         return Err(Problem::invalid(format!("more than {MANY} sandboxes")));
     }
     let all = server.sandboxes.clone();
-    let measured = blocking(move || {
-        let mut measured = Map::new();
-        for id in ids {
-            if let Ok(served) = sandbox::find(&all, &id) {
-                measured.extend(measure(&served)?.map(|values| (id, values)));
-            }
-        }
-        Ok(json!({"sandboxes": measured}))
-    });
-    Ok(http::json(StatusCode::OK, &measured.await?))
+    let find = move || {
+        let found = ids.iter().filter_map(|id| sandbox::find(&all, id).ok());
+        found.collect()
+    };
+    let measured = tokio::select! {
+        measured = measure(API, find) => measured?,
+        () = client.gone() => return Err(Problem::new(Kind::Gone, "the client has left")),
+    };
+    let measured: Map<_, _> = measured.into_iter().collect();
+    Ok(http::json(StatusCode::OK, &json!({"sandboxes": measured})))
 }
 
-/// Measures one; none where nothing counts its memory, which has no place to say so in an answer.
-fn measure(served: &Served) -> Result<Option<Value>, Problem> {
+/// Measures sandboxes, all in the same moment, in which no thread waits. Those are left out where nothing counts the
+/// memory, which has no place to say so in an answer. No other sandbox is asked once this is dropped.
+async fn measure(
+    account: &str,
+    find: impl FnOnce() -> Vec<Served> + Send + 'static,
+) -> Result<Vec<(String, Value)>, Problem> {
+    let (here, _wanted) = oneshot::channel::<()>();
+    let (here, before) = waiting(account, move || {
+        let mut before = Vec::new();
+        for served in find() {
+            before.push((look(&served, &here)?, Instant::now(), served));
+        }
+        Ok((here, before))
+    })
+    .await?;
+    sleep(MOMENT).await;
+    waiting(account, move || {
+        let mut shown = Vec::new();
+        for (before, since, served) in before {
+            let after = look(&served, &here)?;
+            let values = values(&served, &before, &after, since.elapsed());
+            shown.extend(values.map(|values| (served.id().to_owned(), values)));
+        }
+        Ok(shown)
+    })
+    .await
+}
+
+/// Asks a sandbox, if somebody still wants to know.
+fn look(served: &Served, here: &oneshot::Sender<()>) -> Result<Stats, Problem> {
+    if here.is_closed() {
+        return Err(Problem::new(Kind::Gone, "the client has left"));
+    }
+    Ok(served.sandbox.stats()?)
+}
+
+fn values(served: &Served, before: &Stats, after: &Stats, time: Duration) -> Option<Value> {
     let record = served.record();
-    let before = served.sandbox.stats()?;
-    std::thread::sleep(MOMENT);
-    let after = served.sandbox.stats()?;
     let spent = after.processor_time.saturating_sub(before.processor_time);
-    let share = Duration::from_micros(spent).as_secs_f64() / MOMENT.as_secs_f64() * 100.0;
+    let share = Duration::from_micros(spent).as_secs_f64() / time.as_secs_f64() * 100.0;
     let seconds = now();
     let disk = match &record.upper {
         Upper::Disk { size } => *size,
         _ => 0,
     };
     let memory = after.own_memory.zip(after.shared_memory);
-    Ok(memory.map(|(own, shared)| {
+    memory.map(|(own, shared)| {
         json!({
             "timestamp": rfc3339(seconds),
             "timestampUnix": seconds,
@@ -89,5 +125,5 @@ fn measure(served: &Served) -> Result<Option<Value>, Problem> {
             "diskUsed": 0,
             "diskTotal": disk,
         })
-    }))
+    })
 }

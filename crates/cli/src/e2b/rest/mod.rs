@@ -56,7 +56,7 @@ async fn call(server: Arc<Server>, head: Parts, body: Incoming, client: Client) 
         }
         &Method::GET | &Method::DELETE => {
             let Nothing {} = read(body).await?;
-            look(&server, &path, &head).await
+            look(&server, &path, &head, client).await
         }
         _ => Err(unknown(&head, &path)),
     }
@@ -85,11 +85,11 @@ async fn change(
 }
 
 /// Answers a request without one.
-async fn look(server: &Arc<Server>, path: &[&str], head: &Parts) -> Answer {
+async fn look(server: &Arc<Server>, path: &[&str], head: &Parts, client: Client) -> Answer {
     let uri = &head.uri;
     match (head.method.as_str(), path) {
         ("GET", ["sandboxes"]) => return list::list(server, uri).await,
-        ("GET", ["sandboxes", "metrics"]) => return metrics::of_many(server, uri).await,
+        ("GET", ["sandboxes", "metrics"]) => return metrics::of_many(server, uri, client).await,
         ("GET", ["sandboxes", id, "metrics"]) => return metrics::of_one(server, id, uri).await,
         ("GET", ["snapshots"]) => return snapshots::list(server, uri).await,
         ("GET", ["templates"]) => return templates::list(server, uri).await,

@@ -1,14 +1,15 @@
-//! Flags that are on or off, with Docker's syntax: `--tty`, `--tty=true`, `-i=false`.
+//! Flags that are on or off, with Docker's syntax: `--tty`, `--tty=true`, `-i=false`; and values that begin with `-`.
 
 use std::ffi::OsString;
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, Command, Parser};
 
-/// Parses a command line in which such flags may have a value.
+/// Parses a command line in which such flags may have a value, and all others one that begins with `-`, which their
+/// own parsers take or refuse.
 ///
 /// clap's flags have none, and those with an optional value show it in `--help`, for each of them. So they get one
-/// only where the command line is wrong without.
+/// only where the command line is wrong without. And a flag of ours is taken for a forgotten value only there.
 pub fn parse<C: Parser>(words: impl IntoIterator<Item = OsString>) -> Result<C, clap::Error> {
     let words: Vec<OsString> = words.into_iter().collect();
     C::try_parse_from(&words).or_else(|error| match error.kind() {
@@ -16,7 +17,11 @@ pub fn parse<C: Parser>(words: impl IntoIterator<Item = OsString>) -> Result<C, 
         ErrorKind::TooManyValues | ErrorKind::UnknownArgument => {
             let matches = with_values(C::command()).try_get_matches_from(words);
             let parsed = matches.and_then(|matches| C::from_arg_matches(&matches));
-            parsed.map_err(|_| error)
+            parsed.map_err(|second| match second.kind() {
+                // It says which flag has the wrong value.
+                ErrorKind::ValueValidation => second,
+                _ => error,
+            })
         }
         _ => Err(error),
     })
@@ -27,8 +32,12 @@ fn with_values(command: Command) -> Command {
 }
 
 fn with_value(flag: Arg) -> Arg {
-    if !matches!(flag.get_action(), ArgAction::SetTrue) {
-        return flag;
+    match flag.get_action() {
+        ArgAction::SetTrue => {}
+        ArgAction::Set | ArgAction::Append if !flag.is_positional() => {
+            return flag.allow_hyphen_values(true);
+        }
+        _ => return flag,
     }
     flag.action(ArgAction::Set)
         .num_args(0..=1)
@@ -77,6 +86,13 @@ mod tests {
             assert_eq!([args.command.interactive, args.command.tty], wanted);
             assert!(!args.sandbox.read_only);
             assert_eq!(args.argv(), ["--tty=x"]);
+        }
+        // A value may begin with a hyphen, but what is a flag of ours is one.
+        let args = parsed(&["--name", "-x", "-e", "-y=1", "-it", "box", "-t"]).unwrap();
+        assert_eq!(args.sandbox.name.as_deref(), Some("-x"));
+        assert!(args.command.tty && args.sandbox.env == ["-y=1"]);
+        for words in [&["--name", "--rm", "box"][..], &["--bogus", "box"]] {
+            parsed(words).unwrap_err();
         }
         let error = parsed(&["--tty=perhaps", "box"]).unwrap_err().to_string();
         assert!(

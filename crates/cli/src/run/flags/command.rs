@@ -6,7 +6,6 @@
 )]
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -55,7 +54,7 @@ pub struct CommandArgs {
 
     /// Write the sandbox's ID to a file, which must not exist
     #[arg(long, value_name = "FILE")]
-    pub cidfile: Option<PathBuf>,
+    pub cidfile: Option<OsString>,
 
     /// Keys that leave the sandbox running, with -it
     #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS)]

@@ -14,9 +14,10 @@ use micabox_image::progress::{Progress, Silent};
 use micabox_image::store::Image;
 use micabox_image::{Platform, Reference, Store};
 use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
+use micabox_vmm::Acceleration;
 
 use super::confinement::{Cpus, cpus};
-use super::{OrDefault, mebibytes, zero_or};
+use super::{OrDefault, OrNone, empty_or, mebibytes, platform, zero_or};
 use crate::failure::Failure;
 use crate::{bars, output, settings};
 
@@ -33,7 +34,7 @@ pub struct MachineArgs {
     memory_swap: Option<Swap>,
 
     /// Processors of the machine; for a fraction its process's time is limited, where a control group
-    /// can be had [0.5, 2; default: up to 4 under KVM, 1 when emulated]
+    /// can be had; at most 64, 16 when emulated [0.5, 2; default: up to 4 under KVM, 1 when emulated]
     #[arg(long, value_name = "NUMBER", value_parser = zero_or(cpus))]
     cpus: Option<OrDefault<Cpus>>,
 
@@ -46,8 +47,8 @@ pub struct MachineArgs {
     pub pull: Option<Pull>,
 
     /// Platform of the image [default: this machine's]
-    #[arg(long, value_name = "OS/ARCH")]
-    pub platform: Option<Platform>,
+    #[arg(long, value_name = "OS/ARCH", value_parser = empty_or(platform))]
+    pub platform: Option<OrNone<Platform>>,
 
     /// Run an init as process 1, which reaps orphans; `--init=false` makes the command itself
     /// process 1
@@ -122,7 +123,7 @@ impl MachineArgs {
         if let Some(policy) = self.pull {
             options.policy = policy.into();
         }
-        options.platform = self.platform.clone();
+        options.platform = self.platform.clone().flatten();
         options.cancellation = cancel.pulls();
         if options.policy != PullPolicy::Always && options.platform.is_none() {
             match store.image(name) {
@@ -183,6 +184,18 @@ impl MachineArgs {
             };
             output::write_stderr(&format!(
                 "mica: this sandbox is no machine: it shares this machine's kernel (--backend host){owners}{unlimited}\n",
+            ));
+        }
+    }
+
+    /// Says that a flag about real processors changes nothing, if the machine will be emulated.
+    pub fn say_if_emulated(&self, flag: &str) {
+        let Ok(backend) = micabox_vmm::expect(self.backend.into()) else {
+            return;
+        };
+        if let Acceleration::Emulated { why } = backend.acceleration() {
+            output::write_stderr(&format!(
+                "mica: {flag} changes nothing: the machine is emulated ({why})\n"
             ));
         }
     }

@@ -24,8 +24,8 @@ use super::ports::{self, Ports};
 use super::security::{SecurityOption, security_option};
 use super::upper::upper;
 use super::{
-    OrDefault, absolute, disk_rate, duration, forgets, hostname, net_rate, pair, resolver, signal,
-    zero_or,
+    OrDefault, OrNone, absolute, disk_rate, duration, empty_or, forgets, hostname, net_rate, pair,
+    resolver, signal, zero_or,
 };
 use crate::failure::Failure;
 use crate::host_memory::HostMemory;
@@ -243,12 +243,12 @@ pub struct SandboxArgs {
     pub require_limits: bool,
 
     /// Host name inside [default: the sandbox's ID]
-    #[arg(long, value_parser = hostname)]
-    pub hostname: Option<String>,
+    #[arg(long, value_parser = empty_or(hostname))]
+    pub hostname: Option<OrNone<String>>,
 
     /// Signal that asks the command to end [default: the image's, or TERM]
-    #[arg(long, value_name = "SIGNAL", value_parser = signal)]
-    pub stop_signal: Option<i32>,
+    #[arg(long, value_name = "SIGNAL", value_parser = empty_or(signal))]
+    pub stop_signal: Option<OrNone<i32>>,
 
     /// Boot the machine instead of starting from a warm template (KVM only)
     #[arg(long)]
@@ -263,6 +263,7 @@ impl SandboxArgs {
     /// Fails if the flags ask for something that does not exist.
     pub fn check(&self) -> Result<(), Failure> {
         self.machine.check_memory()?;
+        self.check_processes()?;
         self.check_security()?;
         let Some((wanted, host)) = self.machine.memory().zip(HostMemory::now()) else {
             return Ok(());
@@ -278,6 +279,28 @@ impl SandboxArgs {
             "{} MiB are available now: ask for less with -m",
             host.available >> 20
         )))
+    }
+
+    /// Fails if processes are to be counted on this machine's own kernel, and can't be.
+    fn check_processes(&self) -> Result<(), Failure> {
+        let is_limited = self.pids_limit.is_some_and(|limit| limit != u64::MAX);
+        if !is_limited || !self.machine.shares_kernel() {
+            return Ok(());
+        }
+        let why = match micabox_jail::Place::find() {
+            Ok(place) if place.controllers.contains(&"pids") => return Ok(()),
+            Ok(_) => "there is no pids controller to hand down".to_owned(),
+            Err(why) => why.to_string(),
+        };
+        Err(Failure::of_kind(
+            ErrorKind::Unsupported,
+            format!(
+                "the host backend limits processes and threads by a control group, and can't have one: {why}"
+            ),
+        )
+        .hint(
+            "omit --pids-limit, or run it where control groups are delegated (systemd-run --user --scope)",
+        ))
     }
 
     /// Returns whether the sandbox is made from an image, and not from a snapshot or a root disk.

@@ -177,9 +177,13 @@ pub const CASES: &[Case] = &[
         "no such sandbox: `xxx",
         |world| world.exec(&long(), &args(&["true"])),
     ),
-    case("attach it", 125, Invalid, "no command", |world| {
-        attach(world, "it")
-    }),
+    case(
+        "attach it",
+        125,
+        Invalid,
+        "sandbox it has no command|no command",
+        |world| attach(world, "it"),
+    ),
     case(
         "attach created",
         125,
@@ -197,9 +201,13 @@ pub const CASES: &[Case] = &[
     case("attach removed", 125, NotFound, ABSENT, |world| {
         attach(world, "removed")
     }),
-    case("kill it", 1, Invalid, "no command", |world| {
-        world.get("it")?.signal(9)
-    }),
+    case(
+        "kill it",
+        1,
+        Invalid,
+        "`mica stop it` ends it|no command",
+        |world| world.get("it")?.signal(9),
+    ),
     case("kill -s 65 it", 2, Invalid, "no such signal", |world| {
         world.get("it")?.signal(65)
     }),
@@ -210,7 +218,7 @@ pub const CASES: &[Case] = &[
         "kill -s -1 paused",
         2,
         Invalid,
-        "unexpected argument|no such signal",
+        "invalid value '-1' for '--signal|no such signal",
         |world| world.get("paused")?.signal(i32::MIN),
     ),
     mica("kill -s {LONG} it", 2, "no such signal"),

@@ -64,7 +64,7 @@ pub const CASES: &[Case] = &[
     case("stop removed", 1, NotFound, ABSENT, |world| {
         world.get("removed")?.stop(Duration::MAX).map(drop)
     }),
-    mica("stop -t -1 it", 2, "unexpected argument"),
+    mica("stop -t -1 it", 2, "'-1' for '--time <SECONDS>'"),
     mica("stop -t 99999999999999999999 it", 2, "too large"),
     mica("stop", 2, "required"),
     case("start removed", 1, NotFound, ABSENT, |world| {
@@ -108,7 +108,7 @@ pub const CASES: &[Case] = &[
         "pause paused",
         1,
         NotRunning,
-        "the sandbox is paused",
+        "sandbox paused is paused|the sandbox is paused",
         |world| world.get("paused")?.pause(),
     ),
     case(
@@ -121,9 +121,13 @@ pub const CASES: &[Case] = &[
     case("pause removed", 1, NotFound, ABSENT, |world| {
         world.get("removed")?.pause()
     }),
-    case("unpause it", 1, Invalid, "not paused", |world| {
-        world.get("it")?.unpause()
-    }),
+    case(
+        "unpause it",
+        1,
+        Invalid,
+        "sandbox it is not paused|is not paused",
+        |world| world.get("it")?.unpause(),
+    ),
     case(
         "unpause ended",
         1,
@@ -183,7 +187,7 @@ pub const CASES: &[Case] = &[
         update(world, "stopped", memory(1))
     }),
     case(
-        "update --cpus 0 stopped",
+        "update --cpus 0.001 stopped",
         2,
         Invalid,
         "0.01 to 64|a hundredth",

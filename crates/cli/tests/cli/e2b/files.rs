@@ -1,5 +1,9 @@
 //! Files and their changes.
 
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
 use super::{HOST, on_this_kernel};
@@ -129,6 +133,33 @@ fn a_link_has_the_type_and_mode_of_what_it_leads_to() {
     assert_eq!(one["entry"]["symlinkTarget"], "/tmp/l/f");
     assert_eq!(one["entry"]["isSymlink"], true);
     assert_eq!(one["entry"]["permissions"], "Lrwxrwxrwx");
+    server.delete(&made);
+    drop(server);
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn a_packed_body_is_taken_whole_or_refused() {
+    let home = Home::new();
+    let server = Server::new(&home, &HOST);
+    let made = on_this_kernel(&server);
+    let packed = |text: &[u8]| {
+        let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+        packer.write_all(text).unwrap();
+        packer.finish().unwrap()
+    };
+    let headers = format!(
+        "{}Content-Encoding: gzip\r\n",
+        made.headers("application/octet-stream")
+    );
+    let upload = |body: &[u8]| server.ask("POST /files?path=/tmp/x", &headers, body).0;
+    let both = [packed(b"first "), packed(b"second")].concat();
+    assert_eq!(upload(&both), 200);
+    assert_eq!(server.download(&made, "/tmp/x"), b"first second");
+    assert_eq!(upload(&[&both, &b"and something else"[..]].concat()), 400);
+    assert_eq!(upload(&[&both, &b"\x1f"[..]].concat()), 400);
+    assert_eq!(upload(&both[..both.len() - 1]), 400);
     server.delete(&made);
     drop(server);
     home.assert_nothing_left();

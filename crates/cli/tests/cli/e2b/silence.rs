@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use serde_json::json;
 
 use super::{HOST, on_this_kernel};
@@ -198,12 +200,37 @@ fn a_connection_that_says_nothing_makes_room_for_one_that_asks() {
 }
 
 #[test]
+fn requests_of_the_api_leave_connections_to_others() {
+    allow_descriptors();
+    let home = Home::new();
+    let server = Server::new(&home, &[]);
+    // A body is asked for once its request has been let in.
+    let ask = format!(
+        "POST /sandboxes HTTP/1.1\r\nHost: here\r\nExpect: 100-continue\r\nContent-Length: 100\r\n{}\r\n",
+        server.with_key()
+    );
+    let held: Vec<_> = (0..600).map(|_| say(&server, ask.as_bytes())).collect();
+    let answers = held.iter().map(|mut stream| {
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).unwrap();
+        String::from_utf8_lossy(&status).into_owned()
+    });
+    let (let_in, refused): (Vec<_>, Vec<_>) = answers.partition(|said| said == "HTTP/1.1 100");
+    assert_eq!(let_in.len(), 384);
+    assert!(refused.iter().all(|said| said == "HTTP/1.1 429"));
+    let (status, list) = server.api("GET /v2/sandboxes", &json!({}));
+    assert_eq!((status, list), (200, json!([])));
+    assert_eq!(server.status("GET /health", "", ""), "204");
+}
+
+#[test]
 fn sandboxes_that_wait_for_a_registry_leave_threads_to_others() {
     allow_descriptors();
     let home = Home::new();
-    let server = Server::new(&home, &HOST);
     let registry = TcpListener::bind("127.0.0.1:0").unwrap();
-    let template = format!("{}/some/image:1", registry.local_addr().unwrap());
+    let address = registry.local_addr().unwrap();
+    let server = Server::new(&home, &[HOST[0], &format!("--allow-registry={address}")]);
+    let template = format!("{address}/some/image:1");
     let new = json!({"templateID": template}).to_string();
     let headers = format!("Content-Type: application/json\r\n{}", server.with_key());
     let ask = request("POST /v2/sandboxes", &headers, new.as_bytes());
@@ -219,4 +246,59 @@ fn sandboxes_that_wait_for_a_registry_leave_threads_to_others() {
     wait_until("they end with their clients", || {
         entries(&server, "task") < 50
     });
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn a_sandbox_that_says_nothing_leaves_threads_to_others() {
+    allow_descriptors();
+    let home = Home::new();
+    let server = Server::new(&home, &HOST);
+    let made = on_this_kernel(&server);
+    let owner = Pid::from_raw(home.owner().cast_signed()).unwrap();
+    kill_process(owner, Signal::STOP).unwrap();
+    let metrics = format!("GET /sandboxes/metrics?sandbox_ids={}", made.id);
+    let asks = [
+        request(&metrics, &server.with_key(), b""),
+        request("GET /v2/sandboxes", &server.with_key(), b""),
+    ];
+    let held: Vec<_> = (0..300).map(|n| say(&server, &asks[n % 2])).collect();
+    wait_until("all have come", || entries(&server, "fd") > held.len());
+    wait_until("threads wait", || entries(&server, "task") > 30);
+    assert_eq!(server.api("GET /snapshots", &json!({})), (200, json!([])));
+    let threads = entries(&server, "task");
+    assert!(threads < 100, "{threads} threads");
+    drop(held);
+    kill_process(owner, Signal::CONT).unwrap();
+    server.delete(&made);
+    drop(server);
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn a_command_that_reads_nothing_keeps_nobody_from_closing_its_stdin() {
+    let home = Home::new();
+    let server = Server::new(&home, &HOST);
+    let made = on_this_kernel(&server);
+    let script = "read line; echo $line; exec sleep 1000";
+    let (pid, mut events) = server.start(&made, script, true);
+    let which = json!({"pid": pid});
+    let input = format!("begun\n{}", "x".repeat(1 << 20));
+    let send = json!({"process": which, "input": {"stdin": STANDARD.encode(input)}});
+    thread::scope(|scope| {
+        let sent = scope.spawn(|| server.process(&made, "SendInput", &send));
+        // The rest is more than a pipe holds.
+        assert_eq!(events.line(), "begun\n");
+        let closed = server.process(&made, "CloseStdin", &json!({"process": which}));
+        assert_eq!(closed.0, 200, "{}", closed.1);
+        let (status, said) = sent.join().unwrap();
+        assert_eq!(
+            (status, &said["code"]),
+            (409, &json!("failed_precondition"))
+        );
+    });
+    server.delete(&made);
+    drop(server);
+    home.assert_nothing_left();
 }

@@ -98,6 +98,9 @@ fn what_a_call_has_and_is_not_known_is_refused_by_its_name() {
             let said = wrong(&server, &made, path, &more.to_string());
             assert!(said.contains("noSuchField"), "{path} {more}: {said}");
         }
+        // A list is none of the objects, whatever is in it.
+        let said = wrong(&server, &made, path, "[]");
+        assert!(said.contains("sequence"), "{path}: {said}");
         let said = wrong(
             &server,
             &made,
@@ -106,9 +109,19 @@ fn what_a_call_has_and_is_not_known_is_refused_by_its_name() {
         );
         assert!(said.contains("noSuchName"), "{path}: {said}");
     }
+    let many: String = (0..1000).map(|n| format!(r#""V{n}":"","#)).collect();
+    let many = start
+        .to_string()
+        .replace("{}", &format!(r#"{{{many}"A":"b"}}"#));
     let twice = start.to_string().replace("{}", r#"{"A":"b","A":"c"}"#);
     for (path, body, name) in [
         (process("Start"), twice, "`A`"),
+        (process("Start"), many, "1000 entries"),
+        (
+            process("Update"),
+            json!({"process": which, "pty": {"size": [1, 1]}}).to_string(),
+            "sequence",
+        ),
         (
             "/execute".to_owned(),
             r#"{"code":"1","env_vars":{"A":"b","A":"c"}}"#.to_owned(),
