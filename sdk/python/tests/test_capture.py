@@ -1,6 +1,5 @@
 """Commands whose output is kept as bytes, and directories as archives."""
 
-import asyncio
 import io
 import tarfile
 import time

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { CancelledError, InvalidArgumentError, NameInUseError, NotFoundError, Sandbox, SandboxNotFoundError } from "../src/index.js";
 import { SandboxError, SandboxNotRunningError, TimeoutError, UnsupportedError } from "../src/index.js";
-import { hostBox, IMAGE, listed, PATIENCE, until } from "./support.js";
+import { hostBox, IMAGE, listed, micaSays, PATIENCE, until } from "./support.js";
 
 test("a sandbox is made, found and killed", async () => {
   const box = await hostBox({ name: "ts-made", metadata: { for: "tests", by: "ts" } });
