@@ -2,6 +2,7 @@
 //! next.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use crate::support::{Finished, Home};
@@ -682,6 +683,7 @@ fn a_store_that_is_none_says_why() {
     let home = Home::empty();
     let file = home.path().join("file");
     fs::write(&file, "").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let mut mica = home.mica(&["images"]);
     mica.env("MICABOX_HOME", &file);
     let finished = Finished::of(mica);
@@ -690,6 +692,9 @@ fn a_store_that_is_none_says_why() {
         file.display()
     );
     assert_eq!((finished.code(), finished.stderr()), (1, expected));
+    // Nor is it made private.
+    let mode = fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o644);
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn a_paused_sandbox_does_nothing_until_it_is_resumed_or_ended() {
         &["pause", "it"],
         &["start", "it"],
     ] {
-        refused(arguments, "the sandbox is paused");
+        refused(arguments, " is paused");
     }
     refused(&["rm", "it"], "is running");
     let line = home.output(&["ps", "-f", "status=paused", "--format", "{{.Status}}"]);

@@ -100,6 +100,18 @@ impl Sandbox<'_> {
     pub fn lists_processes(&self) {
         let mut running = self.ready("echo ready; echo $$; exec sleep 1000");
         let pid = running.line();
+        let listed = |arguments: &[&str]| {
+            let top = [&["top"], arguments, &[self.name]].concat();
+            self.home.output(&top)
+        };
+        wait_until("it sleeps", || {
+            let json = listed(&["--json"]).json();
+            let mut all = json.as_array().unwrap().iter();
+            all.any(|process| {
+                let is_it = process["pid"].as_u64() == pid.parse().ok();
+                is_it && process["command"] == "sleep 1000" && process["state"] == "S"
+            })
+        });
         let top = self
             .home
             .output(&["top", self.name, "-o", "pid,uid,args"])
