@@ -1,4 +1,4 @@
-//! The registries that somebody else than the user may have asked for images: a language model, or a client of E2B.
+//! The registries from which a language model or a client of E2B may have images pulled.
 
 use std::net::IpAddr;
 

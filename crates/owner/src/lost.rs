@@ -44,8 +44,8 @@ pub enum LostReason {
 /// yet.
 const STOPPED: &str = "stopped";
 
-/// Has the owner of the sandbox in `directory` end it if it is not ready yet. Whoever calls this also kills the
-/// machine, so that the owner need not wait until the guest is up. A sandbox that is ready has a socket by now.
+/// Has the owner of the sandbox in `directory` end it if it is not ready yet. The caller also kills the machine, so that
+/// the owner need not wait until the guest is up. A sandbox that is ready has a socket by now.
 ///
 /// # Errors
 /// Those of making a file.

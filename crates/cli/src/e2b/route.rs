@@ -226,7 +226,8 @@ fn expired() -> Problem {
     Problem::new(Kind::Unauthenticated, "signature is already expired")
 }
 
-/// Searches in a thread, for a client that may be nobody's: few threads do that, and others wait for them.
+/// Searches in a thread, for a client that is not authorized yet: at most so many such threads run, and other searches
+/// wait for them.
 async fn search<T: Send + 'static>(
     places: &Places,
     of: &str,
@@ -296,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn searches_of_clients_that_may_be_nobodys_take_few_threads() {
+    fn searches_of_unauthorized_clients_take_few_threads() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

@@ -1,7 +1,6 @@
 //! What a line from the client is: a message, or something that is answered in its place. Each request gets an answer,
 //! also one that can't be decoded, since its client waits for it.
 
-use std::collections::HashSet;
 use std::fmt;
 
 use rmcp::model::{
@@ -9,9 +8,11 @@ use rmcp::model::{
     InitializeRequestParams, JsonRpcMessage, PaginatedRequestParams, ReadResourceRequestParams,
 };
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::json;
 use serde_json::value::RawValue;
+
+use super::once::Once;
 
 /// The methods whose parameters are checked here.
 const METHODS: [&str; 7] = [
@@ -289,66 +290,6 @@ impl<'de> Deserialize<'de> for Name {
             }
         }
         deserializer.deserialize_bytes(Bytes)
-    }
-}
-
-/// A value whose objects have each name once: of two values, nobody would know which counts.
-struct Once;
-
-impl<'de> Deserialize<'de> for Once {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Names)
-    }
-}
-
-struct Names;
-
-impl<'de> Visitor<'de> for Names {
-    type Value = Once;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Once, A::Error> {
-        let mut names = HashSet::new();
-        while let Some(name) = members.next_key::<String>()? {
-            if names.contains(&name) {
-                return Err(A::Error::custom(format!("`{name}` is there twice")));
-            }
-            members.next_value::<Once>()?;
-            names.insert(name);
-        }
-        Ok(Once)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Once, A::Error> {
-        while values.next_element::<Once>()?.is_some() {}
-        Ok(Once)
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Once, E> {
-        Ok(Once)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Once, E> {
-        Ok(Once)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Once, E> {
-        Ok(Once)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Once, E> {
-        Ok(Once)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Once, E> {
-        Ok(Once)
-    }
-
-    fn visit_unit<E>(self) -> Result<Once, E> {
-        Ok(Once)
     }
 }
 

@@ -16,6 +16,7 @@ mod job;
 mod lines;
 mod made;
 mod message;
+mod once;
 mod progress;
 mod resources;
 mod running;

@@ -333,7 +333,7 @@ fn a_client_has_nothing_asked_that_the_servers_user_has_not_named() {
     ] {
         assert!(refused(template), "{template}");
     }
-    // Nobody was asked.
+    // The server has made no connection.
     let asked = registry.accept().unwrap_err();
     assert_eq!(asked.kind(), std::io::ErrorKind::WouldBlock);
     // That one can't be reached.

@@ -94,7 +94,7 @@ async fn measure(
     .await
 }
 
-/// Asks a sandbox, if somebody still wants to know.
+/// Asks a sandbox, unless the client has disconnected.
 fn look(served: &Served, here: &oneshot::Sender<()>) -> Result<Stats, Problem> {
     if here.is_closed() {
         return Err(Problem::new(Kind::Gone, "the client has left"));
