@@ -1,10 +1,11 @@
-//! The program `mica-server`, beside `mica`: `mica mcp` and `mica serve --e2b`. Their protocols are a good part of
+//! The program `mica-server`, beside `mica`: `mica mcp`, `mica serve --e2b` and `mica store serve`. Their protocols are a good part of
 //! it, and would cost every process of mica a twentieth more page faults: a sandbox is several.
 
 use std::os::unix::process::CommandExt;
 
 use clap::{Parser, Subcommand};
 
+use crate::commands::store;
 use crate::failure::Failure;
 use crate::{Outcome, e2b, log, mcp, serve};
 
@@ -27,6 +28,7 @@ pub struct Line {
 pub enum Command {
     Serve(serve::Args),
     Mcp(mcp::Args),
+    Store(store::serve::Line),
 }
 
 /// Executes it in place of this process, with this process's words.
@@ -46,5 +48,6 @@ pub fn execute(command: Command) -> Outcome {
     match command {
         Command::Serve(args) => e2b::execute(args.e2b),
         Command::Mcp(args) => mcp::execute(args),
+        Command::Store(line) => store::serve::execute(line),
     }
 }

@@ -1,8 +1,9 @@
 //! HTTP client for one registry: trust, timeouts, and redirects that don't leak secrets.
 
 use std::error::Error;
+use std::fmt;
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -10,8 +11,8 @@ use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue, LOCATION};
 use reqwest::{Client, Method, StatusCode, redirect};
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use tokio::time::{sleep, timeout};
@@ -21,7 +22,7 @@ use crate::error::Reason;
 use crate::outgoing::Outgoing;
 use crate::retry;
 use crate::settings::authority;
-use crate::{Settings, Transfer};
+use crate::{Registry, Settings, Transfer};
 use micabox_oci::reference::is_loopback;
 use micabox_oci::{json, printable};
 
@@ -53,7 +54,7 @@ impl Http {
         registry: &str,
         plain: bool,
     ) -> Result<Self, Reason> {
-        let tls = trust(&settings.registry(registry).ca).map_err(Reason::Settings)?;
+        let tls = trust(&settings.registry(registry)).map_err(Reason::Settings)?;
         let client = || {
             Client::builder()
                 .tls_backend_preconfigured(tls.clone())
@@ -379,12 +380,12 @@ fn is_redirect(answer: &Answer) -> bool {
     matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-/// Creates a TLS configuration that trusts the system's certificate authorities and those in
-/// `files`.
-fn trust(files: &[PathBuf]) -> Result<ClientConfig, String> {
+/// Creates a TLS configuration that trusts the system's certificate authorities and those of the registry's settings,
+/// and has the client's certificate if they name one.
+fn trust(registry: &Registry) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(system_roots().iter().cloned());
-    for file in files {
+    for file in &registry.ca {
         let wrong = |problem: String| {
             format!(
                 "the certificate authorities in {}: {problem}",
@@ -409,9 +410,24 @@ fn trust(files: &[PathBuf]) -> Result<ClientConfig, String> {
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(config)
+        .with_root_certificates(roots);
+    let (Some(certificate), Some(key)) = (&registry.client_certificate, &registry.client_key)
+    else {
+        return Ok(config.with_no_client_auth());
+    };
+    let wrong = |file: &Path, problem: &dyn fmt::Display| {
+        format!(
+            "the client's certificate and key: {}: {problem}",
+            file.display()
+        )
+    };
+    let chain = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| wrong(certificate, &error))?;
+    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, &error))?;
+    config
+        .with_client_auth_cert(chain, secret)
+        .map_err(|error| wrong(certificate, &error))
 }
 
 /// Returns the system's certificate authorities, read once. Unreadable ones are skipped: a missing

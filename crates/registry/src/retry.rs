@@ -19,6 +19,8 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
 pub(crate) struct Attempts<'a> {
     transfer: &'a Transfer,
     limit: u32,
+    /// The limit where a pause is asked for: a mirror that is getting an image is worth waiting for.
+    patient: u32,
     failed: u32,
 }
 
@@ -32,6 +34,7 @@ impl<'a> Attempts<'a> {
         Self {
             transfer,
             limit,
+            patient: transfer.attempts,
             failed: 0,
         }
     }
@@ -39,6 +42,7 @@ impl<'a> Attempts<'a> {
     /// Allows at most so many attempts.
     pub(crate) fn limit_to(&mut self, attempts: u32) {
         self.limit = self.limit.min(attempts);
+        self.patient = self.patient.min(attempts);
     }
 
     /// Forgets earlier failures, because the transfer got further.
@@ -55,6 +59,7 @@ impl<'a> Attempts<'a> {
         }
         let limit = match reason {
             Reason::Connect { .. } => self.limit.min(CONNECT_ATTEMPTS),
+            Reason::RateLimited(Some(_)) => self.patient,
             _ => self.limit,
         };
         let asked = reason.retry_after().unwrap_or_default();

@@ -81,6 +81,11 @@ pub struct Registry {
     pub mirrors: Vec<Mirror>,
     /// PEM files with certificate authorities to trust beside the system's.
     pub ca: Vec<PathBuf>,
+    /// PEM file with the certificate by which the registry knows this client, and those between it and its
+    /// authority. It has [`Self::client_key`].
+    pub client_certificate: Option<PathBuf>,
+    /// PEM file with the key of [`Self::client_certificate`].
+    pub client_key: Option<PathBuf>,
     /// Whether to use plain HTTP; `None` means only to loopback addresses.
     pub plain_http: Option<bool>,
 }

@@ -136,8 +136,15 @@ impl Settings {
                      scheme and path"
                 ));
             }
-            for ca in &mut registry.ca {
-                *ca = directory.join(&*ca);
+            if registry.client_certificate.is_some() != registry.client_key.is_some() {
+                return Err(format!(
+                    "[registry.\"{name}\"]: `client-certificate` and `client-key` need each other"
+                ));
+            }
+            let own = [&mut registry.client_certificate, &mut registry.client_key];
+            let files = registry.ca.iter_mut().chain(own.into_iter().flatten());
+            for file in files {
+                *file = directory.join(&*file);
             }
         }
         Ok(settings)
@@ -216,6 +223,11 @@ mod tests {
                 .ca,
             [Path::new("/etc/micabox/example-ca.pem")]
         );
+        let registry = example
+            .for_registries()
+            .registry("registry.example.com:5000");
+        let key = Path::new("/etc/micabox/client.key");
+        assert_eq!(registry.client_key.as_deref(), Some(key));
         assert!(example.for_registries().plain_http("registry.lan:5000"));
     }
 
@@ -255,6 +267,10 @@ mod tests {
                 "credentials",
             ),
             ("[registry.\"docker.io\"]\nmirror = []", "mirror"),
+            (
+                "[registry.\"docker.io\"]\nclient-key = 'x.key'",
+                "need each other",
+            ),
             ("[registry", "line 1"),
         ] {
             let message = parse(text).unwrap_err();

@@ -1,14 +1,16 @@
 //! `mica store`
 
+pub mod serve;
+
 use micabox::Mounts;
 use micabox_image::Store;
 use micabox_image::store::{FsckOptions, PruneOptions};
 
 use crate::failure::Failure;
 use crate::output::{Table, print, print_json, size};
-use crate::{Outcome, settings, visible};
+use crate::{Outcome, server, settings, visible};
 
-/// Maintain the store: space, leftovers, damage
+/// Maintain the store (space, leftovers, damage), and serve its images to other machines
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -50,10 +52,14 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    Serve(serve::Args),
 }
 
 /// Runs a subcommand.
 pub fn execute(args: &Args) -> Outcome {
+    if matches!(args.command, Command::Serve(_)) {
+        return server::become_it();
+    }
     let store = settings::store()?;
     // Cleans up after killed owners and servers, which would keep images in use.
     let sandboxes = settings::sandboxes(&store)?;
@@ -67,6 +73,7 @@ pub fn execute(args: &Args) -> Outcome {
             archives,
             json,
         } => fsck(&store, &FsckOptions { repair, archives }, json),
+        Command::Serve(_) => server::become_it(),
     }
 }
 

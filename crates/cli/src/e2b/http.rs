@@ -11,12 +11,13 @@ use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Body as _, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{HeaderMap, StatusCode};
+use micabox_listen::Paced;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
 
-use super::connections::{Call, Paced};
+use super::call::Call;
 use super::incoming::Incoming;
 use super::json;
 use super::places::{Place, Places, SMALL};

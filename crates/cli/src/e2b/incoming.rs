@@ -12,11 +12,11 @@ use http_body_util::BodyExt;
 use hyper::Request;
 use hyper::body::{Body, Frame, Incoming as Received, SizeHint};
 use hyper::header::EXPECT;
+use micabox_listen::Pace;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::connections::Call;
-use super::pace::Pace;
+use super::call::Call;
 
 /// How long the rest of a body may take. After that the connection is closed.
 const PATIENCE: Duration = Duration::from_secs(30);

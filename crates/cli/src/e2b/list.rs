@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::connections::Call;
+use super::call::Call;
 use super::http::{Response, json_text};
 use super::places::SMALL;
 use super::problem::{Kind, Problem};

@@ -3,11 +3,11 @@
 //! [`route`] decides whom a request is for: the API ([`rest`]), or what E2B's clients expect at two ports of a
 //! sandbox ([`envd`], [`code`]), or a port of a program in it ([`ports`]). The sandboxes are detached ones, and what
 //! E2B has that mica has not is in a label of theirs ([`label`]): another server finds all of it. What blocks is
-//! done in a thread; the rest shares one. How much of anything clients may use is in [`places`] and [`connections`].
+//! done in a thread; the rest shares one. How much of anything clients may use is in [`places`] and [`micabox_listen`].
 
+mod call;
 mod code;
 mod connect;
-mod connections;
 mod deadline;
 mod delivery;
 mod envd;
@@ -19,7 +19,6 @@ mod label;
 mod list;
 mod map;
 mod options;
-mod pace;
 mod places;
 mod ports;
 mod problem;

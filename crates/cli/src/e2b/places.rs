@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use micabox_listen::CONNECTIONS;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::connections::CONNECTIONS;
 use super::problem::{Kind, Problem};
 
 /// How long a client may wait for a place.

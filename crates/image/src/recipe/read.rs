@@ -56,6 +56,40 @@ impl<R: BufRead, I: ReadAt> Recipe<R, I> {
         })
     }
 
+    /// Passes over so many bytes of the archive. Those of the image are not read.
+    pub fn skip(&mut self, mut count: u64) -> io::Result<()> {
+        while count > 0 {
+            let passed = match &mut self.step {
+                Step::Literal(left) => {
+                    let passed = count.min(*left);
+                    let mut bytes = self.steps.by_ref().take(passed);
+                    if io::copy(&mut bytes, &mut io::sink())? < passed {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                    *left -= passed;
+                    passed
+                }
+                Step::Zeros(left) => {
+                    let passed = count.min(*left);
+                    *left -= passed;
+                    passed
+                }
+                Step::Image { at, length } => {
+                    let passed = count.min(*length);
+                    *at += passed;
+                    *length -= passed;
+                    passed
+                }
+                Step::End => return Err(io::ErrorKind::UnexpectedEof.into()),
+            };
+            count -= passed;
+            if passed == 0 {
+                self.step = self.next_step()?;
+            }
+        }
+        Ok(())
+    }
+
     fn next_step(&mut self) -> io::Result<Step> {
         let kind = self.byte()?;
         if kind == END {

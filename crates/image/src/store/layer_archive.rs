@@ -13,7 +13,7 @@ use micabox_oci::{Digest, Hasher};
 /// fastest.
 ///
 /// Its digest is checked while it is read: a wrong one is an error at the end, which contains an
-/// [`Error`]. Results of reading must not be used before that.
+/// [`Error`]. Results of reading must not be used before that. After [`Self::skip`] nothing is checked.
 pub struct LayerArchive {
     recipe: Recipe<BufReader<File>, File>,
     layer: Layer,
@@ -67,6 +67,20 @@ impl LayerArchive {
     /// Returns the digest of the archive, which is checked once all bytes are read.
     pub fn diff_id(&self) -> &Digest {
         &self.layer.diff_id
+    }
+
+    /// Passes over so many bytes, faster than reading them. The digest is not checked then.
+    ///
+    /// # Errors
+    ///
+    /// An error that contains an [`Error`]: the archive has fewer bytes, or its recipe is damaged.
+    pub fn skip(&mut self, count: u64) -> io::Result<()> {
+        if count > 0 {
+            self.hasher = None;
+        }
+        self.recipe
+            .skip(count)
+            .map_err(|error| self.damaged(error.to_string()))
     }
 
     /// Extracts the store's error from an error of a read.

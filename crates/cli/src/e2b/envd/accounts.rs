@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::OnceCell;
 use tokio::task::yield_now;
 
-use crate::e2b::connections::Call;
+use crate::e2b::call::Call;
 use crate::e2b::places::SMALL;
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::accounts::{Accounts, Place};
 use super::entry::Entry;
 use super::{entry, watch};
-use crate::e2b::connections::Call;
+use crate::e2b::call::Call;
 use crate::e2b::http::{Answer, Request};
 use crate::e2b::list;
 use crate::e2b::problem::{Kind, Problem};

@@ -4,11 +4,11 @@ use std::io;
 
 use bytes::Bytes;
 use micabox::FileKind;
+use micabox_listen::Paced;
 use tokio::io::AsyncReadExt;
 
 use super::accounts::{Place, checked};
 use crate::e2b::Server;
-use crate::e2b::connections::Paced;
 use crate::e2b::http::{self, Answer, Nothing, Request};
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::query::Query;

@@ -1,0 +1,145 @@
+//! `mica store serve`, in `mica-server`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use micabox_replica::{Access, Replica, Tls, Upstream};
+use micabox_transfer::PullOptions;
+use tokio::net::TcpListener;
+
+use crate::failure::Failure;
+use crate::output::{print, write_stderr};
+use crate::{Outcome, registries, settings, visible};
+
+/// Where it listens unless told otherwise: where registries do.
+const LISTEN: &str = "127.0.0.1:5000";
+
+/// The limit on descriptors, where this process may set it: connections, and the files of layers.
+const DESCRIPTORS: u64 = 16 << 10;
+
+/// Serve the store's images to other machines, as a registry that is read-only
+///
+/// Anything that pulls from registries can pull from it: mica, Docker, containerd, skopeo. Layers are sent as they were
+/// archived, not compressed, so an image that was compressed has another digest here: pull it by a tag. Machines
+/// with mica need one line in their settings, `mirrors = ["http://HOST:5000"]` below `[registry."docker.io"]`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Address and port; port 0 takes a free one
+    #[arg(long, value_name = "IP:PORT", default_value = LISTEN)]
+    listen: SocketAddr,
+
+    /// Pull what is asked for from this registry, and what has changed there; may be repeated. The first one has the
+    /// images whose registry a client doesn't say [docker.io]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = registries::name)]
+    pull_through: Vec<String>,
+
+    /// File with tokens, one on a line: clients need one of them as the password of any user
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+
+    /// PEM file with this server's certificate, and those between it and its authority
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+
+    /// PEM file with the certificate's key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// PEM file with authorities: clients need a certificate of one of them
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    client_ca: Option<PathBuf>,
+
+    /// Let everybody who can reach it read every image, where it is not for this machine alone
+    #[arg(long, conflicts_with_all = ["token_file", "client_ca"])]
+    anonymous: bool,
+}
+
+/// The line of `mica-server`, which has no other command below `store`.
+#[derive(Debug, clap::Args)]
+pub struct Line {
+    #[command(subcommand)]
+    command: Only,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Only {
+    Serve(Args),
+}
+
+/// Serves until a signal ends this process.
+pub fn execute(line: Line) -> Outcome {
+    let Only::Serve(args) = line.command;
+    crate::raise_descriptor_limit(DESCRIPTORS);
+    let store = settings::store()?;
+    let access = match &args.token_file {
+        Some(file) => Access::from_file(file).map_err(|error| Failure::of(&error))?,
+        None => Access::default(),
+    };
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificate), Some(key)) => {
+            let tls = Tls::from_files(certificate, key, args.client_ca.as_deref());
+            Some(tls.map_err(|error| Failure::of(&error))?)
+        }
+        _ => None,
+    };
+    warn(&args, &access, tls.as_ref())?;
+    let upstream = upstream(&args)?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        // What a rush of requests has needed is not kept.
+        .thread_keep_alive(Duration::from_secs(1))
+        .build()
+        .map_err(|error| Failure::of(&error).context("starting the server"))?;
+    let served = runtime.block_on(async {
+        let listener = TcpListener::bind(args.listen).await.map_err(|error| {
+            Failure::of(&error).context(&format!("listening at {}", args.listen))
+        })?;
+        let address = listener.local_addr().map_err(|e| Failure::of(&e))?;
+        // A program that started this one waits for this line.
+        print(&format!("{scheme}://{address}\n"))?;
+        let replica = Replica::new(store, access, tls, upstream);
+        let served = micabox_replica::serve(replica, listener).await;
+        served.map_err(|error| Failure::of(&error))
+    });
+    // Pulls end with the process; what they have is continued by the next one.
+    runtime.shutdown_background();
+    served?;
+    Ok(0)
+}
+
+/// Refuses to give everything to everybody unless told so, and says what others can read on the way.
+fn warn(args: &Args, access: &Access, tls: Option<&Tls>) -> Result<(), Failure> {
+    let ip = args.listen.ip();
+    if ip.is_loopback() {
+        return Ok(());
+    }
+    let knows_clients = tls.is_some_and(Tls::knows_clients);
+    if access.is_open() && !knows_clients && !args.anonymous {
+        return Err(Failure::new(format!(
+            "{ip} can be reached from other machines, and everybody there could read every image of the store"
+        ))
+        .hint("give --token-file or --client-ca, or --anonymous if that is what you want"));
+    }
+    if tls.is_none() {
+        write_stderr(&format!(
+            "mica: {ip} can be reached from other machines, and what is said is not encrypted\n"
+        ));
+    }
+    Ok(())
+}
+
+fn upstream(args: &Args) -> Result<Option<Upstream>, Failure> {
+    if args.pull_through.is_empty() {
+        return Ok(None);
+    }
+    let options = PullOptions::new(settings::settings()?);
+    let report = |line: &str| write_stderr(&format!("mica: {}\n", visible::line(line)));
+    Ok(Some(Upstream::new(
+        args.pull_through.clone(),
+        options,
+        report,
+    )))
+}

@@ -1,0 +1,234 @@
+//! Archives of layers as they are sent: read in pieces, each when the client has taken the one before.
+
+use std::collections::HashMap;
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+use micabox_image::store::LayerArchive;
+use tokio::task::{JoinHandle, spawn_blocking};
+
+/// Bytes of a piece.
+const PIECE: u64 = 256 << 10;
+
+/// Most archives that are sent at a time, and to an address of another machine: each takes a piece and zstd's window.
+const TRANSFERS: usize = 256;
+const TO_ONE: usize = 64;
+
+/// How many archives are being sent.
+#[derive(Debug, Default)]
+pub struct Transfers(Mutex<HashMap<IpAddr, usize>>);
+
+/// A transfer's place. It is free again when this is dropped.
+#[derive(Debug)]
+pub struct Transfer {
+    all: Arc<Transfers>,
+    address: IpAddr,
+}
+
+impl Transfers {
+    /// Takes a place; `None` if there is none left.
+    pub fn begin(self: &Arc<Self>, address: IpAddr) -> Option<Transfer> {
+        let mut counts = self.lock();
+        let ours = counts.get(&address).copied().unwrap_or_default();
+        let is_full = counts.values().sum::<usize>() >= TRANSFERS;
+        if is_full || (!address.is_loopback() && ours >= TO_ONE) {
+            return None;
+        }
+        counts.insert(address, ours + 1);
+        Some(Transfer {
+            all: Arc::clone(self),
+            address,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        let mut counts = self.all.lock();
+        match counts.get_mut(&self.address) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(counts.remove(&self.address)),
+        }
+    }
+}
+
+/// A part of an archive that is sent.
+pub struct Sent {
+    state: State,
+    /// Bytes that the client has not got.
+    left: u64,
+    _place: Transfer,
+}
+
+enum State {
+    Waiting(Box<LayerArchive>),
+    Reading(JoinHandle<(Box<LayerArchive>, io::Result<Bytes>)>),
+    /// It has failed, or nothing is left.
+    Ended,
+}
+
+impl Sent {
+    /// Sends these bytes of an archive, of which nothing was read.
+    pub fn new(mut archive: LayerArchive, range: Range<u64>, place: Transfer) -> Self {
+        let length = range.end - range.start;
+        let state = match length {
+            0 => State::Ended,
+            _ if range.start == 0 => State::Waiting(Box::new(archive)),
+            // It may take long, as nothing says where in the recipe they are.
+            _ => State::Reading(spawn_blocking(move || {
+                let skipped = archive.skip(range.start).map(|()| Bytes::new());
+                (Box::new(archive), skipped)
+            })),
+        };
+        Self {
+            state,
+            left: length,
+            _place: place,
+        }
+    }
+}
+
+impl Body for Sent {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        loop {
+            match std::mem::replace(&mut self.state, State::Ended) {
+                State::Ended => return Poll::Ready(None),
+                State::Waiting(archive) => {
+                    let left = self.left;
+                    self.state = State::Reading(spawn_blocking(move || piece(archive, left)));
+                }
+                State::Reading(mut reading) => {
+                    let Poll::Ready(read) = Pin::new(&mut reading).poll(context) else {
+                        self.state = State::Reading(reading);
+                        return Poll::Pending;
+                    };
+                    let (archive, read) = match read {
+                        Ok(read) => read,
+                        Err(panicked) => return Poll::Ready(Some(Err(io::Error::other(panicked)))),
+                    };
+                    let bytes = match read {
+                        Ok(bytes) => bytes,
+                        Err(error) => {
+                            tracing::warn!("layer {}: {error}", archive.diff_id());
+                            return Poll::Ready(Some(Err(error)));
+                        }
+                    };
+                    self.left = self.left.saturating_sub(bytes.len() as u64);
+                    if self.left > 0 {
+                        self.state = State::Waiting(archive);
+                    }
+                    // There are none after passing over others.
+                    if !bytes.is_empty() {
+                        return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.state, State::Ended)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
+    }
+}
+
+/// Reads the next piece. The last one of a whole archive is only returned once its digest is right.
+fn piece(mut archive: Box<LayerArchive>, left: u64) -> (Box<LayerArchive>, io::Result<Bytes>) {
+    let wanted = left.min(PIECE) as usize;
+    let mut bytes = vec![0; wanted];
+    let read = archive.read_exact(&mut bytes).and_then(|()| {
+        if left > PIECE {
+            return Ok(());
+        }
+        // A range may end before the archive does, and then nothing is checked.
+        archive.read(&mut [0]).map(drop)
+    });
+    (archive, read.map(|()| bytes.into()))
+}
+
+/// Returns the bytes that a `Range` asks for of so many; `None` for all, as also for several ranges at once.
+///
+/// # Errors
+///
+/// There are no such bytes.
+pub fn range(header: &str, size: u64) -> Result<Option<Range<u64>>, ()> {
+    let Some((first, last)) = header
+        .strip_prefix("bytes=")
+        .and_then(|r| r.split_once('-'))
+    else {
+        return Ok(None);
+    };
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    match (number(first), number(last)) {
+        (Some(first), _) if first >= size => Err(()),
+        (Some(first), Some(last)) if last >= first => {
+            Ok(Some(first..size.min(last.saturating_add(1))))
+        }
+        (Some(first), None) if last.trim().is_empty() => Ok(Some(first..size)),
+        (None, Some(0)) if first.trim().is_empty() => Err(()),
+        (None, Some(count)) if first.trim().is_empty() => {
+            Ok(Some(size.saturating_sub(count)..size))
+        }
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_those_of_http() {
+        for (header, found) in [
+            ("bytes=0-0", Ok(Some(0..1))),
+            ("bytes=2-", Ok(Some(2..10))),
+            ("bytes=2-100", Ok(Some(2..10))),
+            ("bytes=9-18446744073709551615", Ok(Some(9..10))),
+            ("bytes=-3", Ok(Some(7..10))),
+            ("bytes=-30", Ok(Some(0..10))),
+            ("bytes=10-", Err(())),
+            ("bytes=-0", Err(())),
+            ("bytes=5-4", Ok(None)),
+            ("bytes=0-1,3-4", Ok(None)),
+            ("bytes=x-", Ok(None)),
+            ("bytes=-", Ok(None)),
+            ("lines=0-1", Ok(None)),
+        ] {
+            assert_eq!(range(header, 10), found, "{header}");
+        }
+    }
+
+    #[test]
+    fn one_address_leaves_transfers_to_others() {
+        let all = Arc::new(Transfers::default());
+        let at = |last: u8| IpAddr::from([192, 0, 2, last]);
+        let held: Vec<_> = std::iter::from_fn(|| all.begin(at(1))).collect();
+        assert_eq!(held.len(), TO_ONE);
+        let others: Vec<_> = std::iter::from_fn(|| all.begin([127, 0, 0, 1].into())).collect();
+        assert_eq!(held.len() + others.len(), TRANSFERS);
+        assert!(all.begin(at(2)).is_none());
+        drop(held);
+        assert!(all.begin(at(2)).is_some());
+        drop(others);
+        assert!(all.lock().is_empty());
+    }
+}

@@ -1,0 +1,188 @@
+//! Accepts connections, and serves each until its client leaves.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Frame, SizeHint};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use micabox_image::Store;
+use micabox_listen::{Connection, Connections, HEAD, Patient, Reading};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use crate::answer::{self, Body, Owned};
+use crate::blob::Transfers;
+use crate::catalog::{Catalog, Name, Published};
+use crate::problem::{Code, Problem};
+use crate::{Access, Tls, Upstream};
+
+/// What is served, and to whom.
+#[derive(Debug)]
+pub struct Replica {
+    catalog: Arc<Catalog>,
+    pub(crate) access: Access,
+    upstream: Option<Arc<Upstream>>,
+    tls: Option<Tls>,
+    pub(crate) transfers: Arc<Transfers>,
+}
+
+/// Why serving ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The system has no sockets or handlers left.
+    #[error("cannot serve: {0}")]
+    System(#[from] io::Error),
+}
+
+impl Replica {
+    /// Serves a store's images to those who have access, in clear without `tls`.
+    #[must_use]
+    pub fn new(store: Store, access: Access, tls: Option<Tls>, upstream: Option<Upstream>) -> Self {
+        Self {
+            catalog: Arc::new(Catalog::new(store)),
+            access,
+            upstream: upstream.map(Arc::new),
+            tls,
+            transfers: Arc::default(),
+        }
+    }
+
+    /// Looks something up in a thread.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Catalog) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let catalog = Arc::clone(&self.catalog);
+        spawn_blocking(move || work(&catalog))
+            .await
+            .unwrap_or_else(|error| Err(Problem::ours("a thread has failed", &error)))
+    }
+
+    /// Returns the manifest of a tag: the registry's of now, where it is one to pull from, else the store's.
+    pub(crate) async fn tagged(&self, name: &Name<'_>, tag: &str) -> Result<Published, Problem> {
+        let mut failed = None;
+        if let Some(upstream) = &self.upstream
+            && let Some(reference) = upstream.reference(name, tag)
+        {
+            let fetched = upstream.fetch(self.catalog.store(), reference).await;
+            failed = fetched.err();
+        }
+        let (name, tag) = (Owned::of(name), tag.to_owned());
+        let here = self
+            .blocking(move |catalog| catalog.tagged(&name.borrow(), &tag))
+            .await;
+        match (here, failed) {
+            (Err(problem), Some(failed)) if problem.code == Code::ManifestUnknown => Err(failed),
+            // What was pulled before is better than nothing.
+            (here, _) => here,
+        }
+    }
+}
+
+/// Serves until a signal ends this process (SIGINT, SIGTERM).
+///
+/// # Errors
+///
+/// [`ServeError`].
+pub async fn serve(replica: Replica, listener: TcpListener) -> Result<(), ServeError> {
+    let mut end = micabox_listen::ended()?;
+    let replica = Arc::new(replica);
+    let connections = Arc::new(Connections::default());
+    loop {
+        let (stream, connection) = tokio::select! {
+            accepted = micabox_listen::accept(&listener, &connections) => accepted?,
+            _ = end.read_u8() => return Ok(()),
+        };
+        tokio::spawn(attend(Arc::clone(&replica), stream, Arc::new(connection)));
+    }
+}
+
+/// Answers a client's requests until it leaves, or its place is needed by another.
+async fn attend(replica: Arc<Replica>, stream: TcpStream, place: Arc<Connection>) {
+    let Ok(address) = stream.peer_addr() else {
+        return;
+    };
+    let stream = Patient::new(stream);
+    let reading = stream.reading();
+    let of = Arc::clone(&place);
+    let served = async {
+        match replica.tls.clone() {
+            None => converse(replica, stream, address.ip(), reading, of).await,
+            Some(tls) => {
+                if let Ok(Ok(stream)) = timeout(HEAD, tls.acceptor.accept(stream)).await {
+                    converse(replica, stream, address.ip(), reading, of).await;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = served => {}
+        () = place.given_up() => {}
+    }
+}
+
+async fn converse(
+    replica: Arc<Replica>,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    address: IpAddr,
+    reading: Reading,
+    place: Arc<Connection>,
+) {
+    let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+        let (replica, reading) = (Arc::clone(&replica), reading.clone());
+        let used = Used(Arc::clone(&place));
+        async move {
+            // No request has a body that matters. One that is sent all the same ends the connection.
+            let (request, _) = request.into_parts();
+            let let_in = || used.0.set_used(true);
+            let reply = answer::answer(&replica, &request, address, let_in).await;
+            reading.begin(&reply);
+            Ok::<_, Infallible>(reply.map(|body| Body::new(Holding { body, _used: used })))
+        }
+    });
+    let connection = micabox_listen::http().serve_connection(TokioIo::new(stream), service);
+    // The client has its own idea of what went wrong.
+    let _ = connection.await;
+}
+
+/// The use of a connection by a request, until its reply is sent.
+struct Used(Arc<Connection>);
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        self.0.set_used(false);
+    }
+}
+
+struct Holding {
+    body: Body,
+    _used: Used,
+}
+
+impl hyper::body::Body for Holding {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
