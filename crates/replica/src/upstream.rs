@@ -72,18 +72,19 @@ impl Upstream {
         let reference: Reference = match name.registry {
             Some(registry) => with(registry)?,
             None => {
-                let begins = |registry: &&String| {
-                    let rest = name.path.strip_prefix(registry.as_str());
-                    rest.is_some_and(|rest| rest.starts_with('/'))
-                };
-                match self.registries.iter().any(|registry| begins(&registry)) {
-                    true => format!("{}:{tag}", name.path).parse().ok()?,
+                let own: Reference = format!("{}:{tag}", name.path).parse().ok()?;
+                let rest = name.path.strip_prefix(own.registry());
+                match rest.is_some_and(|rest| rest.starts_with('/')) {
+                    true => own,
                     false => with(first)?,
                 }
             }
         };
+        let is_whole = name
+            .registry
+            .is_none_or(|registry| registry == reference.registry());
         let is_named = self.registries.iter().any(|r| r == reference.registry());
-        is_named.then_some(reference)
+        (is_whole && is_named).then_some(reference)
     }
 
     /// Brings the image to the store as its registry has it now. Those who ask for the same one share a pull, which
@@ -168,5 +169,46 @@ impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut pulls = self.0.pulls.lock().unwrap_or_else(PoisonError::into_inner);
         pulls.remove(self.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use micabox_transfer::Settings;
+
+    use super::*;
+
+    #[test]
+    fn only_registries_that_were_named_are_asked() {
+        let registries = ["localhost:5000", "ghcr.io"].map(str::to_owned);
+        let options = PullOptions::new(Arc::new(Settings::default()));
+        let upstream = Upstream::new(registries.into(), options, |_| {});
+        let asked = |registry, path| {
+            let reference = upstream.reference(&Name { registry, path }, "1");
+            reference.map(|reference| reference.to_string())
+        };
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(asked(None, "team/box"), some("localhost:5000/team/box:1"));
+        assert_eq!(asked(None, "ghcr.io/team/box"), some("ghcr.io/team/box:1"));
+        assert_eq!(
+            asked(Some("ghcr.io"), "team/box"),
+            some("ghcr.io/team/box:1")
+        );
+        for (registry, path) in [
+            (None, "docker.io/library/box"),
+            (None, "other.example/box"),
+            (Some("docker.io"), "library/box"),
+            (Some("127.0.0.1:22"), "box"),
+            (Some("ghcr.io/x"), "box"),
+            (Some("ghcr.io@x"), "box"),
+            (Some("GHCR.IO:443"), "box"),
+            (Some(""), "box"),
+            (None, "../box"),
+            (None, "UPPER"),
+        ] {
+            assert_eq!(asked(registry, path), None, "{registry:?} {path}");
+        }
     }
 }

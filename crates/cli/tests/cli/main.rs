@@ -43,6 +43,7 @@ mod shares;
 mod snapshot_files;
 mod start_failures;
 mod stop;
+mod store_serve;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
