@@ -280,11 +280,41 @@ def ext4(result: dict) -> str:
     )
 
 
+def replica(result: dict) -> str:
+    names = {
+        "mica store serve": "`mica store serve`",
+        "registry": "docker-registry, compressed",
+        "plain": "docker-registry, not compressed",
+    }
+    parts = [
+        f"{source(result)} docker-registry {result['docker_registry']}, medians of"
+        f" {result['rounds']} interleaved rounds."
+    ]
+    for what, title in (("pull", "`mica pull`"), ("curl", "largest layer, `curl`")):
+        costs = result[what]
+        peer = costs["registry"]
+        rows = [
+            [
+                names[who],
+                f"{cost['wall']:.2f}",
+                f"{cost['cpu']:.2f}",
+                f"{cost['server']:.2f}",
+                f"{cost['wall'] / peer['wall']:.2f}",
+                f"{(cost['cpu'] + cost['server']) / (peer['cpu'] + peer['server']):.2f}",
+            ]
+            for who, cost in costs.items()
+        ]
+        header = ["wall, s", "client's CPU, s", "server's", "wall ratio", "CPU ratio, both"]
+        parts.append(table([title, *header], rows))
+    return "\n\n".join(parts)
+
+
 TABLES = {
     "ext4": ext4,
     "convert": convert,
     "jail": jail,
     "merge": merge,
+    "replica": replica,
     "fs": fs,
     "share": share,
     "dax": dax,
