@@ -95,8 +95,17 @@ pub enum Reason {
     )]
     TooMuch(String),
     /// 429.
-    #[error("it limits how often it may be asked{}: wait, or log in for a higher limit", wants(.0))]
-    RateLimited(Option<Duration>),
+    #[error(
+        "it limits how often it may be asked{}{}: wait, or log in for a higher limit",
+        wants(pause),
+        said(message)
+    )]
+    RateLimited {
+        /// The pause that the registry asks for.
+        pause: Option<Duration>,
+        /// The response's message.
+        message: String,
+    },
     /// 5xx, or another response that asks for a later attempt.
     #[error("it answers {status}{}", or_phrase(message, *status))]
     Server {
@@ -201,6 +210,14 @@ fn or_phrase(message: &str, status: u16) -> String {
     }
 }
 
+/// Quotes what the registry says, if it says something.
+fn said(message: &str) -> String {
+    match message {
+        "" => String::new(),
+        message => format!(" ({message})"),
+    }
+}
+
 fn wants(pause: &Option<Duration>) -> String {
     pause
         .map(|pause| format!(" and asks for a pause of {} seconds", pause.as_secs()))
@@ -215,7 +232,7 @@ impl Reason {
             Self::Connect { .. }
                 | Self::Stalled(_)
                 | Self::Broken(_)
-                | Self::RateLimited(_)
+                | Self::RateLimited { .. }
                 | Self::Server { .. }
         )
     }
@@ -255,7 +272,7 @@ impl Reason {
     /// Returns the pause that the registry asks for.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::RateLimited(pause) => *pause,
+            Self::RateLimited { pause, .. } => *pause,
             Self::Server { retry_after, .. } => *retry_after,
             _ => None,
         }

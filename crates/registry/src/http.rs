@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
-use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue, LOCATION};
+use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue, LOCATION, VIA};
 use reqwest::{Client, Method, StatusCode, redirect};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -26,6 +26,8 @@ use crate::{Registry, Settings, Transfer};
 use micabox_oci::reference::is_loopback;
 use micabox_oci::{json, printable};
 
+/// What the requests of `mica store serve` are known by, to itself as well.
+const OURS: &str = "1.1 mica";
 const USER_AGENT: &str = concat!("micabox/", env!("CARGO_PKG_VERSION"));
 const MAX_REDIRECTS: usize = 8;
 /// Bytes of an error's body that are searched for a message.
@@ -164,7 +166,11 @@ impl Http {
         } else {
             &self.outside
         };
-        Ok(client.request(method, url.clone()))
+        let mut request = client.request(method, url.clone());
+        if self.settings.transfer.is_for_others {
+            request = request.header(VIA, OURS);
+        }
+        Ok(request)
     }
 
     /// Returns whether plain HTTP to `host` is allowed: by the settings, or because both the
@@ -339,7 +345,10 @@ impl Answer {
             403 => Reason::Forbidden(message),
             404 => missing(message),
             413 => Reason::TooMuch(message),
-            429 => Reason::RateLimited(retry_after),
+            429 => Reason::RateLimited {
+                pause: retry_after,
+                message,
+            },
             408 | 425 | 500..=599 => Reason::Server {
                 status: status.as_u16(),
                 message,

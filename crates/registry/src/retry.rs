@@ -12,6 +12,8 @@ use crate::error::Reason;
 const CONNECT_ATTEMPTS: u32 = 3;
 /// Attempts at a mirror, since there is another place to ask.
 const MIRROR_ATTEMPTS: u32 = 2;
+/// A pause that a mirror asks for while it gets an image; one that limits its clients asks for more.
+const SHORT_PAUSE: Duration = Duration::from_secs(10);
 /// Longest pause without a registry's request for one.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
 
@@ -19,7 +21,7 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
 pub(crate) struct Attempts<'a> {
     transfer: &'a Transfer,
     limit: u32,
-    /// The limit where a pause is asked for: a mirror that is getting an image is worth waiting for.
+    /// The limit where a short pause is asked for: a mirror that is getting an image is worth waiting for.
     patient: u32,
     failed: u32,
 }
@@ -59,7 +61,9 @@ impl<'a> Attempts<'a> {
         }
         let limit = match reason {
             Reason::Connect { .. } => self.limit.min(CONNECT_ATTEMPTS),
-            Reason::RateLimited(Some(_)) => self.patient,
+            Reason::RateLimited {
+                pause: Some(pause), ..
+            } if pause <= SHORT_PAUSE => self.patient,
             _ => self.limit,
         };
         let asked = reason.retry_after().unwrap_or_default();
@@ -105,6 +109,13 @@ mod tests {
         Reason::Broken("test".into())
     }
 
+    fn limited(pause: Duration) -> Reason {
+        Reason::RateLimited {
+            pause: Some(pause),
+            message: String::new(),
+        }
+    }
+
     #[test]
     fn pauses_between_attempts_double() {
         let transfer = Transfer::default();
@@ -147,7 +158,7 @@ mod tests {
                 actual: 2,
             },
             Reason::Forbidden(String::new()),
-            Reason::RateLimited(Some(transfer.longest_pause * 2)),
+            limited(transfer.longest_pause * 2),
         ] {
             let error = Attempts::new(&transfer, false)
                 .failed(reason.clone())
@@ -165,13 +176,23 @@ mod tests {
         let mut mirror = Attempts::new(&transfer, true);
         assert!(mirror.failed(broken()).is_ok());
         assert!(mirror.failed(broken()).is_err());
+        // One that asks for a moment is getting the image, one that asks for more has clients enough.
+        let tries = |seconds| {
+            let mut mirror = Attempts::new(&transfer, true);
+            let pause = Duration::from_secs(seconds);
+            (1..20).find(|_| mirror.failed(limited(pause)).is_err())
+        };
+        assert_eq!(
+            (tries(5), tries(11)),
+            (Some(transfer.attempts as usize), Some(2))
+        );
     }
 
     #[test]
     fn the_registrys_retry_after_counts_if_it_is_longer() {
         let transfer = Transfer::default();
         let pause = |seconds| {
-            let reason = Reason::RateLimited(Some(Duration::from_secs(seconds)));
+            let reason = limited(Duration::from_secs(seconds));
             Attempts::new(&transfer, false).failed(reason).unwrap()
         };
         assert_eq!(pause(7), Duration::from_secs(7));

@@ -58,6 +58,10 @@ pub struct Transfer {
     /// Pause before the second attempt; doubles each time. Not in the file: tests shorten it.
     #[serde(skip)]
     pub first_pause: Duration,
+    /// Whether what is fetched is for other machines' clients (`mica store serve`), whose requests name it (`Via`), so
+    /// that servers that mirror each other don't ask in circles. Not in the file.
+    #[serde(skip)]
+    pub is_for_others: bool,
 }
 
 impl Default for Transfer {
@@ -69,6 +73,7 @@ impl Default for Transfer {
             connections: const { NonZero::new(8).unwrap() },
             longest_pause: Duration::from_secs(60),
             first_pause: Duration::from_millis(250),
+            is_for_others: false,
         }
     }
 }

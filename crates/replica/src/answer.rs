@@ -1,28 +1,29 @@
 //! Answers requests.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::header::{
-    ACCEPT_RANGES, ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName,
-    HeaderValue, IF_RANGE, LINK, RANGE, RETRY_AFTER, WWW_AUTHENTICATE,
+    ACCEPT_RANGES, ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HOST, HeaderName,
+    HeaderValue, IF_NONE_MATCH, IF_RANGE, LINK, RANGE, RETRY_AFTER, VIA, WWW_AUTHENTICATE,
 };
 use hyper::http::request::Parts;
-use hyper::{Method, Response, StatusCode};
+use hyper::{HeaderMap, Method, Response, StatusCode};
 use micabox_listen::Paced;
 use micabox_oci::Digest;
 use serde_json::{Value, json};
 
 use crate::access::CHALLENGE;
 use crate::blob::{self, Sent};
-use crate::catalog::{Catalog, Name, Published};
+use crate::catalog::Published;
 use crate::list::Page;
+use crate::name::Name;
 use crate::path::Asked;
 use crate::problem::{Code, Problem};
-use crate::serve::Replica;
+use crate::serve::{Client, Replica};
 
 pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
@@ -33,19 +34,28 @@ const OCTETS: &str = "application/octet-stream";
 const JSON: &str = "application/json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// Answers a request of a client at this address. `let_in` is called if it may read.
+/// Answers a request. `let_in` is called if its client may read.
 pub async fn answer(
     replica: &Arc<Replica>,
     request: &Parts,
-    address: IpAddr,
+    client: Client,
     let_in: impl FnOnce(),
 ) -> Response<Body> {
-    let mut reply = match find(replica, request, address, let_in).await {
-        Ok(reply) => reply,
-        Err(problem) => refusal(&problem),
-    };
+    let found = find(replica, request, client, let_in).await;
+    let mut reply = found.unwrap_or_else(|problem| {
+        if let Some(why) = &problem.why {
+            (replica.report)(why);
+        }
+        refusal(&problem)
+    });
     let headers = reply.headers_mut();
     headers.insert(VERSION, HeaderValue::from_static("registry/2.0"));
+    if is_known(request, headers) {
+        let tag = headers.get(ETAG).cloned();
+        reply = Response::new(empty());
+        *reply.status_mut() = StatusCode::NOT_MODIFIED;
+        reply.headers_mut().extend(tag.map(|tag| (ETAG, tag)));
+    }
     reply.extensions_mut().insert(Paced);
     reply
 }
@@ -53,12 +63,17 @@ pub async fn answer(
 async fn find(
     replica: &Arc<Replica>,
     request: &Parts,
-    address: IpAddr,
+    client: Client,
     let_in: impl FnOnce(),
 ) -> Result<Response<Body>, Problem> {
     if !replica.access.admits(&request.headers) {
         let message = "this registry wants one of its tokens, as the password of any user";
         return Err(Problem::new(Code::Unauthorized, message));
+    }
+    // A page in a browser of this machine may have a name that leads here, but no other way to say where it asks.
+    if replica.access.is_open() && client.is_local && !is_of_this_machine(request) {
+        let message = "without tokens, this address is asked by its number or as localhost";
+        return Err(Problem::new(Code::Denied, message));
     }
     let_in();
     if ![Method::GET, Method::HEAD].contains(&request.method) {
@@ -67,16 +82,18 @@ async fn find(
             "this registry is read-only",
         ));
         *reply.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-        reply
-            .headers_mut()
-            .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        let allowed = HeaderValue::from_static("GET, HEAD");
+        reply.headers_mut().insert(ALLOW, allowed);
         return Ok(reply);
     }
     let path = request.uri.path();
-    let registry = mirrored(request);
-    let name = |path| Name {
-        registry: registry.as_deref(),
-        path,
+    let default = replica.default_registry();
+    let reference = |path: &str, tag| {
+        let name = Name {
+            registry: mirrored(request),
+            path: path.to_owned(),
+        };
+        name.reference(tag, default)
     };
     match Asked::of(path)? {
         Asked::Registry => Ok(document(JSON, &json!({}))),
@@ -85,25 +102,26 @@ async fn find(
             &json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": []}),
         )),
         Asked::Catalog => {
-            let names = replica.blocking(Catalog::repositories).await?;
+            let default = default.to_owned();
+            let names = replica
+                .blocking(move |catalog| catalog.repositories(&default))
+                .await?;
             let (names, next) = Page::of(&request.uri).cut(names, path);
             Ok(linked(
                 document(JSON, &json!({"repositories": names})),
                 next,
             ))
         }
-        Asked::Tags(path_) => {
-            let name = Owned::of(&name(path_));
-            let tags = replica
-                .blocking(move |catalog| catalog.tags(&name.borrow()))
-                .await?;
+        Asked::Tags(name) => {
+            let of = reference(name, "latest")?;
+            let tags = replica.blocking(move |catalog| catalog.tags(&of)).await?;
             let (tags, next) = Page::of(&request.uri).cut(tags, path);
-            let tags = document(JSON, &json!({"name": path_, "tags": tags}));
+            let tags = document(JSON, &json!({"name": name, "tags": tags}));
             Ok(linked(tags, next))
         }
-        Asked::Tag(path, tag) => {
-            let published = replica.tagged(&name(path), tag).await?;
-            Ok(manifest(published))
+        Asked::Tag(name, tag) => {
+            let reference = reference(name, tag)?;
+            Ok(manifest(replica.named(reference, is_ours(request)).await?))
         }
         Asked::Manifest(digest) => {
             let published = replica
@@ -111,7 +129,7 @@ async fn find(
                 .await?;
             Ok(manifest(published))
         }
-        Asked::Blob(digest) => send(replica, request, address, digest).await,
+        Asked::Blob(digest) => send(replica, request, client, digest).await,
     }
 }
 
@@ -120,29 +138,41 @@ fn mirrored(request: &Parts) -> Option<String> {
     let query = request.uri.query()?;
     let mut pairs = form_urlencoded::parse(query.as_bytes());
     let (_, registry) = pairs.find(|(name, _)| name == "ns")?;
-    Some(registry.into_owned()).filter(|registry| !registry.is_empty())
+    Some(registry.into_owned())
 }
 
-/// A name for another thread.
-pub struct Owned {
-    registry: Option<String>,
-    path: String,
+/// Returns whether a request is of a server like this one.
+fn is_ours(request: &Parts) -> bool {
+    let mut via = request.headers.get_all(VIA).iter();
+    via.any(|via| via.to_str().is_ok_and(|via| via.ends_with(" mica")))
 }
 
-impl Owned {
-    pub fn of(name: &Name<'_>) -> Self {
-        Self {
-            registry: name.registry.map(str::to_owned),
-            path: name.path.to_owned(),
-        }
-    }
+/// Returns whether a request's host is an address, or the name that is this machine's on every machine.
+fn is_of_this_machine(request: &Parts) -> bool {
+    let host = request
+        .headers
+        .get(HOST)
+        .and_then(|host| host.to_str().ok());
+    let Some(host) = host else {
+        return true;
+    };
+    let is_address = host.parse::<SocketAddr>().is_ok() || host.parse::<IpAddr>().is_ok();
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    let is_local = name.eq_ignore_ascii_case("localhost");
+    is_address || is_local || host.starts_with('[')
+}
 
-    pub fn borrow(&self) -> Name<'_> {
-        Name {
-            registry: self.registry.as_deref(),
-            path: &self.path,
-        }
-    }
+/// Returns whether the client has what it asks for already.
+fn is_known(request: &Parts, reply: &HeaderMap) -> bool {
+    let (Some(has), Some(tag)) = (request.headers.get(IF_NONE_MATCH), reply.get(ETAG)) else {
+        return false;
+    };
+    let (has, tag) = (
+        has.to_str().unwrap_or_default(),
+        tag.to_str().unwrap_or_default(),
+    );
+    let mut tags = has.split(',').map(str::trim);
+    tags.any(|one| one == "*" || one.trim_start_matches("W/") == tag)
 }
 
 fn manifest(published: Published) -> Response<Body> {
@@ -160,7 +190,7 @@ fn manifest(published: Published) -> Response<Body> {
 async fn send(
     replica: &Arc<Replica>,
     request: &Parts,
-    address: IpAddr,
+    client: Client,
     digest: Digest,
 ) -> Result<Response<Body>, Problem> {
     let archive = replica
@@ -181,7 +211,9 @@ async fn send(
     let headers = reply.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(OCTETS));
     headers.insert(ACCEPT_RANGES, BYTES);
-    let range = match wanted(request, &digest) {
+    // Only GET has ranges.
+    let wanted = wanted(request, &digest).filter(|_| request.method == Method::GET);
+    let range = match wanted {
         Some(range) => blob::range(range, size),
         None => Ok(None),
     };
@@ -210,11 +242,16 @@ async fn send(
         *reply.status_mut() = StatusCode::PARTIAL_CONTENT;
     }
     if request.method == Method::GET {
-        let place = replica.transfers.begin(address).ok_or_else(|| {
+        let place = replica.transfers.begin(client.address).ok_or_else(|| {
             let message = "too many layers are being sent";
             Problem::busy(message, std::time::Duration::from_secs(2))
         })?;
-        *reply.body_mut() = BodyExt::boxed_unsync(Sent::new(archive, range, place));
+        *reply.body_mut() = BodyExt::boxed_unsync(Sent::new(
+            archive,
+            range,
+            Arc::clone(&replica.report),
+            place,
+        ));
     }
     Ok(reply)
 }

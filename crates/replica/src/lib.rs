@@ -6,7 +6,7 @@
 //! either, and otherwise one that names the same config and the archives themselves, whose digests are the diff IDs.
 //!
 //! Data flows one way: [`serve`] accepts connections, [`access`] lets a request in, [`path`] says what it asks for,
-//! [`catalog`] finds it in the store, [`upstream`] pulls what is not there, [`blob`] sends an archive.
+//! [`name`] which image that is, [`catalog`] finds it in the store, [`upstream`] pulls what is not there, [`blob`] sends an archive.
 //!
 //! [spec]: https://github.com/opencontainers/distribution-spec
 
@@ -18,6 +18,7 @@ mod answer;
 mod blob;
 mod catalog;
 mod list;
+mod name;
 mod path;
 mod problem;
 mod serve;
@@ -28,3 +29,6 @@ pub use access::{Access, AccessError};
 pub use serve::{Replica, ServeError, serve};
 pub use tls::{Tls, TlsError};
 pub use upstream::Upstream;
+
+/// Takes lines for the server's owner.
+pub type Report = std::sync::Arc<dyn Fn(&str) + Send + Sync>;

@@ -13,6 +13,8 @@ pub struct Page {
     most: usize,
     /// The last name of the page before.
     last: Option<String>,
+    /// The other parameters, each after `&`.
+    others: String,
 }
 
 impl Page {
@@ -21,12 +23,17 @@ impl Page {
         let mut page = Self {
             most: PAGE,
             last: None,
+            others: String::new(),
         };
         for (name, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
             match &*name {
                 "n" => page.most = value.parse().unwrap_or(PAGE).min(PAGE),
                 "last" => page.last = Some(value.into_owned()),
-                _ => {}
+                _ => {
+                    let mut pair = form_urlencoded::Serializer::new(String::new());
+                    page.others += "&";
+                    page.others += &pair.append_pair(&name, &value).finish();
+                }
             }
         }
         page
@@ -41,7 +48,8 @@ impl Page {
         names.truncate(self.most);
         let link = names.last().filter(|_| has_more).map(|last| {
             let last = utf8_percent_encode(last, NON_ALPHANUMERIC);
-            format!("<{path}?n={}&last={last}>; rel=\"next\"", self.most)
+            let (most, others) = (self.most, &self.others);
+            format!("<{path}?n={most}&last={last}{others}>; rel=\"next\"")
         });
         (names, link)
     }
@@ -54,11 +62,11 @@ mod tests {
     #[test]
     fn pages_follow_each_other_to_the_end() {
         let names: Vec<String> = ["a", "a/b", "c", "d"].map(String::from).into();
-        let mut uri: Uri = "/v2/_catalog?n=2".parse().unwrap();
+        let mut uri: Uri = "/v2/_catalog?n=2&ns=a%3A1".parse().unwrap();
         let (page, link) = Page::of(&uri).cut(names.clone(), "/v2/_catalog");
         assert_eq!(page, ["a", "a/b"]);
         let link = link.unwrap();
-        assert_eq!(link, "</v2/_catalog?n=2&last=a%2Fb>; rel=\"next\"");
+        assert_eq!(link, "</v2/_catalog?n=2&last=a%2Fb&ns=a%3A1>; rel=\"next\"");
         uri = link[1..].split('>').next().unwrap().parse().unwrap();
         let (page, link) = Page::of(&uri).cut(names.clone(), "/v2/_catalog");
         assert_eq!((page, link), (vec!["c".to_owned(), "d".to_owned()], None));

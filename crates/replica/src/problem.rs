@@ -14,10 +14,14 @@ pub enum Code {
     NameInvalid,
     NameUnknown,
     Unauthorized,
+    /// Nobody may ask so.
+    Denied,
     Unsupported,
     TooManyRequests,
     /// A range that the blob doesn't have.
     Range,
+    /// None of the specification's: a registry behind this one fails.
+    Gateway,
     /// None of the specification's: something failed here.
     Unknown,
 }
@@ -31,10 +35,11 @@ impl Code {
             Self::NameInvalid => "NAME_INVALID",
             Self::NameUnknown => "NAME_UNKNOWN",
             Self::Unauthorized => "UNAUTHORIZED",
+            Self::Denied => "DENIED",
             Self::Unsupported => "UNSUPPORTED",
             Self::TooManyRequests => "TOOMANYREQUESTS",
             Self::Range => "RANGE_INVALID",
-            Self::Unknown => "UNKNOWN",
+            Self::Gateway | Self::Unknown => "UNKNOWN",
         }
     }
 
@@ -43,9 +48,11 @@ impl Code {
             Self::BlobUnknown | Self::ManifestUnknown | Self::NameUnknown => StatusCode::NOT_FOUND,
             Self::DigestInvalid | Self::NameInvalid => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::Denied => StatusCode::FORBIDDEN,
             Self::Unsupported => StatusCode::NOT_FOUND,
             Self::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
             Self::Range => StatusCode::RANGE_NOT_SATISFIABLE,
+            Self::Gateway => StatusCode::BAD_GATEWAY,
             Self::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -58,6 +65,8 @@ pub struct Problem {
     pub message: String,
     /// When to ask again.
     pub after: Option<Duration>,
+    /// What the server's owner is told.
+    pub why: Option<String>,
 }
 
 impl Problem {
@@ -66,6 +75,7 @@ impl Problem {
             code,
             message: message.into(),
             after: None,
+            why: None,
         }
     }
 
@@ -77,13 +87,12 @@ impl Problem {
         }
     }
 
-    /// Something failed here. The client is not told where the store is.
-    pub fn ours(what: &str, error: &dyn std::error::Error) -> Self {
-        tracing::warn!("{what}: {error}");
-        Self::new(
-            Code::Unknown,
-            format!("{what}: see the log of `mica store serve`"),
-        )
+    /// Something failed here. The client is told what, and the server's owner why: paths are not for clients.
+    pub fn ours(what: &str, why: impl Into<String>) -> Self {
+        Self {
+            why: Some(why.into()),
+            ..Self::new(Code::Unknown, format!("{what}: the server says why"))
+        }
     }
 
     /// Returns the document that clients read.

@@ -13,24 +13,26 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use micabox_image::Store;
 use micabox_listen::{Connection, Connections, HEAD, Patient, Reading};
+use micabox_oci::Reference;
+use micabox_oci::reference::DEFAULT_REGISTRY;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use crate::answer::{self, Body, Owned};
+use crate::answer::{self, Body};
 use crate::blob::Transfers;
-use crate::catalog::{Catalog, Name, Published};
+use crate::catalog::{Catalog, Published};
 use crate::problem::{Code, Problem};
-use crate::{Access, Tls, Upstream};
+use crate::{Access, Report, Tls, Upstream};
 
 /// What is served, and to whom.
-#[derive(Debug)]
 pub struct Replica {
     catalog: Arc<Catalog>,
     pub(crate) access: Access,
     upstream: Option<Arc<Upstream>>,
     tls: Option<Tls>,
+    pub(crate) report: Report,
     pub(crate) transfers: Arc<Transfers>,
 }
 
@@ -43,16 +45,29 @@ pub enum ServeError {
 }
 
 impl Replica {
-    /// Serves a store's images to those who have access, in clear without `tls`.
+    /// Serves a store's images to those who have access, in clear without `tls`. `report` gets what its owner should know.
     #[must_use]
-    pub fn new(store: Store, access: Access, tls: Option<Tls>, upstream: Option<Upstream>) -> Self {
+    pub fn new(
+        store: Store,
+        access: Access,
+        tls: Option<Tls>,
+        upstream: Option<Upstream>,
+        report: Report,
+    ) -> Self {
         Self {
             catalog: Arc::new(Catalog::new(store)),
             access,
             upstream: upstream.map(Arc::new),
             tls,
+            report,
             transfers: Arc::default(),
         }
+    }
+
+    /// Returns the registry of names that say none.
+    pub(crate) fn default_registry(&self) -> &str {
+        let upstream = self.upstream.as_deref();
+        upstream.map_or(DEFAULT_REGISTRY, Upstream::first)
     }
 
     /// Looks something up in a thread.
@@ -63,21 +78,28 @@ impl Replica {
         let catalog = Arc::clone(&self.catalog);
         spawn_blocking(move || work(&catalog))
             .await
-            .unwrap_or_else(|error| Err(Problem::ours("a thread has failed", &error)))
+            .unwrap_or_else(|error| Err(Problem::ours("a thread has failed", error.to_string())))
     }
 
-    /// Returns the manifest of a tag: the registry's of now, where it is one to pull from, else the store's.
-    pub(crate) async fn tagged(&self, name: &Name<'_>, tag: &str) -> Result<Published, Problem> {
+    /// Returns the manifest of a name: the registry's of now, where it is one to pull from, else the store's.
+    /// `is_ours` is a request of a server like this one, which may be waiting for it: nothing is pulled for that.
+    pub(crate) async fn named(
+        &self,
+        reference: Reference,
+        is_ours: bool,
+    ) -> Result<Published, Problem> {
         let mut failed = None;
-        if let Some(upstream) = &self.upstream
-            && let Some(reference) = upstream.reference(name, tag)
+        if let Some(upstream) = self.upstream.as_ref().filter(|_| !is_ours)
+            && upstream.has(&reference)
         {
-            let fetched = upstream.fetch(self.catalog.store(), reference).await;
-            failed = fetched.err();
+            let (catalog, name) = (Arc::clone(&self.catalog), reference.clone());
+            let is_here = spawn_blocking(move || catalog.has(&name)).await;
+            let is_here = is_here.unwrap_or_default();
+            let fetched = upstream.fetch(self.catalog.store(), &reference, is_here);
+            failed = fetched.await.err();
         }
-        let (name, tag) = (Owned::of(name), tag.to_owned());
         let here = self
-            .blocking(move |catalog| catalog.tagged(&name.borrow(), &tag))
+            .blocking(move |catalog| catalog.named(&reference))
             .await;
         match (here, failed) {
             (Err(problem), Some(failed)) if problem.code == Code::ManifestUnknown => Err(failed),
@@ -105,20 +127,32 @@ pub async fn serve(replica: Replica, listener: TcpListener) -> Result<(), ServeE
     }
 }
 
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy)]
+pub struct Client {
+    pub address: IpAddr,
+    /// Whether it reached an address of this machine alone.
+    pub is_local: bool,
+}
+
 /// Answers a client's requests until it leaves, or its place is needed by another.
 async fn attend(replica: Arc<Replica>, stream: TcpStream, place: Arc<Connection>) {
-    let Ok(address) = stream.peer_addr() else {
+    let (Ok(address), Ok(here)) = (stream.peer_addr(), stream.local_addr()) else {
         return;
+    };
+    let client = Client {
+        address: address.ip(),
+        is_local: here.ip().is_loopback(),
     };
     let stream = Patient::new(stream);
     let reading = stream.reading();
     let of = Arc::clone(&place);
     let served = async {
         match replica.tls.clone() {
-            None => converse(replica, stream, address.ip(), reading, of).await,
+            None => converse(replica, stream, client, reading, of).await,
             Some(tls) => {
                 if let Ok(Ok(stream)) = timeout(HEAD, tls.acceptor.accept(stream)).await {
-                    converse(replica, stream, address.ip(), reading, of).await;
+                    converse(replica, stream, client, reading, of).await;
                 }
             }
         }
@@ -132,7 +166,7 @@ async fn attend(replica: Arc<Replica>, stream: TcpStream, place: Arc<Connection>
 async fn converse(
     replica: Arc<Replica>,
     stream: impl AsyncRead + AsyncWrite + Unpin,
-    address: IpAddr,
+    client: Client,
     reading: Reading,
     place: Arc<Connection>,
 ) {
@@ -143,7 +177,7 @@ async fn converse(
             // No request has a body that matters. One that is sent all the same ends the connection.
             let (request, _) = request.into_parts();
             let let_in = || used.0.set_used(true);
-            let reply = answer::answer(&replica, &request, address, let_in).await;
+            let reply = answer::answer(&replica, &request, client, let_in).await;
             reading.begin(&reply);
             Ok::<_, Infallible>(reply.map(|body| Body::new(Holding { body, _used: used })))
         }

@@ -2,89 +2,122 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use micabox_image::Store;
 use micabox_image::progress::Silent;
 use micabox_oci::Reference;
-use micabox_transfer::{PullOptions, PullPolicy, pull};
+use micabox_transfer::{PullError, PullOptions, PullPolicy, Settings, pull};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-use crate::catalog::Name;
+use crate::Report;
 use crate::problem::{Code, Problem};
 
-/// Most pulls at a time, and most that are waited for.
+/// Most pulls of a registry at a time, and most that are under way or wait for their turn.
 const PULLS: usize = 4;
 const WAITING: usize = 64;
 
+/// Attempts at one request: clients ask again, and others wait for their turn.
+const ATTEMPTS: u32 = 2;
+
 /// How long a client waits for a pull before it has to ask again. Clients give up after half a minute of silence.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long it waits if the store has an image of that name: time enough to find out that a tag has not moved.
+const PATIENCE_WITH_IMAGE: Duration = Duration::from_secs(5);
 /// When it is to ask again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// How a pull has ended: the problem for clients, if there is one.
-type Ended = Option<Result<(), String>>;
+/// How long the result of a pull answers for another one: clients ask for a manifest's head first.
+const FRESH: Duration = Duration::from_secs(5);
+/// How long a registry that can't be reached is not asked again.
+const REST: Duration = Duration::from_secs(30);
+/// How long a pull waits for its turn without a client that asks for it.
+const FORGOTTEN: Duration = Duration::from_secs(60);
+
+/// How a pull has ended, and when.
+type Ended = Option<(Instant, Result<(), Failed>)>;
+
+/// Why a pull failed, for clients.
+#[derive(Debug, Clone)]
+struct Failed {
+    code: Code,
+    message: String,
+}
 
 /// Registries from which images are pulled for clients.
 pub struct Upstream {
-    /// As references name them. The first one has the images whose registry a client doesn't say.
-    registries: Vec<String>,
+    /// Not empty. The first one has the images whose registry a client doesn't say.
+    registries: Vec<Registry>,
     options: PullOptions,
-    pulls: Mutex<HashMap<Reference, watch::Receiver<Ended>>>,
+    pulls: Mutex<HashMap<Reference, Pull>>,
+    report: Report,
+}
+
+/// A registry, and its share of what is done at a time.
+struct Registry {
+    /// As references name it.
+    name: String,
     slots: Semaphore,
-    report: Box<dyn Fn(&str) + Send + Sync>,
+    /// Since when it can't be reached.
+    is_out: Mutex<Option<Instant>>,
+}
+
+/// A pull that is under way, or has ended.
+struct Pull {
+    ended: watch::Receiver<Ended>,
+    /// When a client asked for it last.
+    asked: Instant,
 }
 
 impl fmt::Debug for Upstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Upstream").field(&self.registries).finish()
+        let names: Vec<_> = self.registries.iter().map(|one| &one.name).collect();
+        f.debug_tuple("Upstream").field(&names).finish()
     }
 }
 
 impl Upstream {
     /// Pulls from these registries with these options, whatever their policy. `report` gets a line when a pull begins
-    /// and when it has ended.
-    pub fn new(
-        registries: Vec<String>,
-        options: PullOptions,
-        report: impl Fn(&str) + Send + Sync + 'static,
-    ) -> Self {
-        Self {
+    /// and when it has ended. `None` without any registry.
+    pub fn new(registries: Vec<String>, options: PullOptions, report: Report) -> Option<Self> {
+        let mut settings = Settings::clone(&options.settings);
+        settings.transfer.attempts = settings.transfer.attempts.min(ATTEMPTS);
+        settings.transfer.is_for_others = true;
+        let registry = |name| Registry {
+            name,
+            slots: Semaphore::new(PULLS),
+            is_out: Mutex::default(),
+        };
+        let registries: Vec<_> = registries.into_iter().map(registry).collect();
+        (!registries.is_empty()).then(|| Self {
             registries,
             options: PullOptions {
                 // A tag may have moved. Layers that the store has are not fetched again.
                 policy: PullPolicy::Always,
                 layers_from_elsewhere: false,
+                settings: Arc::new(settings),
                 ..options
             },
             pulls: Mutex::default(),
-            slots: Semaphore::new(PULLS),
-            report: Box::new(report),
-        }
+            report,
+        })
     }
 
-    /// Returns what to pull for a name that a client asks for; `None` if it is of no registry that was named.
-    pub(crate) fn reference(&self, name: &Name<'_>, tag: &str) -> Option<Reference> {
-        let first = self.registries.first()?;
-        let with = |registry: &str| format!("{registry}/{}:{tag}", name.path).parse().ok();
-        let reference: Reference = match name.registry {
-            Some(registry) => with(registry)?,
-            None => {
-                let own: Reference = format!("{}:{tag}", name.path).parse().ok()?;
-                let rest = name.path.strip_prefix(own.registry());
-                match rest.is_some_and(|rest| rest.starts_with('/')) {
-                    true => own,
-                    false => with(first)?,
-                }
-            }
-        };
-        let is_whole = name
-            .registry
-            .is_none_or(|registry| registry == reference.registry());
-        let is_named = self.registries.iter().any(|r| r == reference.registry());
-        (is_whole && is_named).then_some(reference)
+    /// Returns the registry of names that say none.
+    pub(crate) fn first(&self) -> &str {
+        self.registries.first().map_or("", |first| &first.name)
+    }
+
+    /// Returns whether an image is of a registry that was named.
+    pub(crate) fn has(&self, reference: &Reference) -> bool {
+        self.registry(reference).is_some()
+    }
+
+    fn registry(&self, reference: &Reference) -> Option<&Registry> {
+        let mut registries = self.registries.iter();
+        registries.find(|registry| registry.name == reference.registry())
     }
 
     /// Brings the image to the store as its registry has it now. Those who ask for the same one share a pull, which
@@ -96,25 +129,26 @@ impl Upstream {
     pub(crate) async fn fetch(
         self: &Arc<Self>,
         store: &Store,
-        reference: Reference,
+        reference: &Reference,
+        is_here: bool,
     ) -> Result<(), Problem> {
-        let busy = |what: String| Problem::busy(what, AGAIN);
-        let mut ended = match self.join(store, &reference) {
-            Some(ended) => ended,
-            None => return Err(busy("too many images are being pulled".to_owned())),
+        let Some(mut ended) = self.join(store, reference) else {
+            return Err(Problem::busy("too many images are being pulled", AGAIN));
         };
-        let ended = match timeout(PATIENCE, ended.wait_for(Option::is_some)).await {
+        let patience = if is_here {
+            PATIENCE_WITH_IMAGE
+        } else {
+            PATIENCE
+        };
+        let ended = match timeout(patience, ended.wait_for(Option::is_some)).await {
             Ok(Ok(ended)) => ended.clone(),
             Ok(Err(_)) => None,
-            Err(_) => return Err(busy(format!("{reference} is being pulled"))),
+            Err(_) => return Err(Problem::busy(format!("{reference} is being pulled"), AGAIN)),
         };
         match ended {
-            Some(Ok(())) => Ok(()),
-            Some(Err(message)) => Err(Problem::new(Code::ManifestUnknown, message)),
-            None => Err(Problem::new(
-                Code::Unknown,
-                format!("the pull of {reference} has failed"),
-            )),
+            Some((_, Ok(()))) => Ok(()),
+            Some((_, Err(Failed { code, message }))) => Err(Problem::new(code, message)),
+            None => Err(Problem::busy(format!("{reference} was not pulled"), AGAIN)),
         }
     }
 
@@ -124,91 +158,114 @@ impl Upstream {
         store: &Store,
         reference: &Reference,
     ) -> Option<watch::Receiver<Ended>> {
-        let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(ended) = pulls.get(reference) {
-            return Some(ended.clone());
+        let mut pulls = self.pulls();
+        pulls.retain(|_, pull| !pull.is_over());
+        if let Some(pull) = pulls.get_mut(reference) {
+            pull.asked = Instant::now();
+            return Some(pull.ended.clone());
         }
-        if pulls.len() >= WAITING {
+        let of = |other: &&Reference| other.registry() == reference.registry();
+        if pulls.keys().filter(of).count() >= WAITING {
             return None;
         }
         let (end, ended) = watch::channel(None);
-        pulls.insert(reference.clone(), ended.clone());
+        let pull = Pull {
+            ended: ended.clone(),
+            asked: Instant::now(),
+        };
+        pulls.insert(reference.clone(), pull);
         drop(pulls);
         let (upstream, store, reference) = (Arc::clone(self), store.clone(), reference.clone());
         tokio::spawn(async move {
-            // Also if the pull panics.
-            let _under_way = UnderWay(&upstream, &reference);
-            // It is never closed.
-            let _slot = upstream.slots.acquire().await;
-            let result = upstream.pull(&store, &reference).await;
-            let _ = end.send(Some(result));
+            // Dropped without a word, also by a panic, it is no result.
+            if let Some(result) = upstream.attempt(&store, &reference).await {
+                let _ = end.send(Some((Instant::now(), result)));
+            }
         });
         Some(ended)
     }
 
-    async fn pull(&self, store: &Store, reference: &Reference) -> Result<(), String> {
-        (self.report)(&format!("pulling {reference}"));
-        match pull(store, reference, &self.options, Arc::new(Silent)).await {
-            Ok(image) => {
-                (self.report)(&format!("pulled {reference}: {}", image.manifest_digest));
-                Ok(())
-            }
-            Err(error) => {
-                let message = error.to_string();
-                (self.report)(&message);
-                Err(message)
-            }
+    /// Pulls an image when it is its turn; `None` if nobody waits for it any more.
+    async fn attempt(&self, store: &Store, reference: &Reference) -> Option<Result<(), Failed>> {
+        let registry = self.registry(reference)?;
+        // It is never closed.
+        let _slot = registry.slots.acquire().await;
+        let asked = self.pulls().get(reference).map(|pull| pull.asked);
+        if asked.is_none_or(|asked| asked.elapsed() > FORGOTTEN) {
+            return None;
         }
+        if registry.rests() {
+            return Some(Err(Failed {
+                code: Code::Gateway,
+                message: format!("{} can't be reached", registry.name),
+            }));
+        }
+        (self.report)(&format!("pulling {reference}"));
+        let pulled = pull(store, reference, &self.options, Arc::new(Silent)).await;
+        match &pulled {
+            Ok(image) => (self.report)(&format!("pulled {reference}: {}", image.manifest_digest)),
+            Err(error) => (self.report)(&error.to_string()),
+        }
+        let failed = pulled.err().map(|error| Failed::of(&error, reference));
+        registry.note(matches!(
+            failed,
+            Some(Failed {
+                code: Code::Gateway,
+                ..
+            })
+        ));
+        Some(failed.map_or(Ok(()), Err))
+    }
+
+    fn pulls(&self) -> MutexGuard<'_, HashMap<Reference, Pull>> {
+        self.pulls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A pull that others may join until this is dropped.
-struct UnderWay<'a>(&'a Upstream, &'a Reference);
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        let mut pulls = self.0.pulls.lock().unwrap_or_else(PoisonError::into_inner);
-        pulls.remove(self.1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use micabox_transfer::Settings;
-
-    use super::*;
-
-    #[test]
-    fn only_registries_that_were_named_are_asked() {
-        let registries = ["localhost:5000", "ghcr.io"].map(str::to_owned);
-        let options = PullOptions::new(Arc::new(Settings::default()));
-        let upstream = Upstream::new(registries.into(), options, |_| {});
-        let asked = |registry, path| {
-            let reference = upstream.reference(&Name { registry, path }, "1");
-            reference.map(|reference| reference.to_string())
+impl Failed {
+    /// Says what a client can make use of. Paths of this machine are for its owner alone.
+    fn of(error: &PullError, reference: &Reference) -> Self {
+        let (code, message) = match error {
+            PullError::Registry(error) if error.reason.is_outage() => {
+                (Code::Gateway, error.to_string())
+            }
+            PullError::Registry(error) => (Code::ManifestUnknown, error.to_string()),
+            PullError::Manifest { .. } => (
+                Code::ManifestUnknown,
+                format!("{reference} has no image that can be served: the server says why"),
+            ),
+            _ => (
+                Code::Unknown,
+                format!("{reference} was not pulled: the server says why"),
+            ),
         };
-        let some = |text: &str| Some(text.to_owned());
-        assert_eq!(asked(None, "team/box"), some("localhost:5000/team/box:1"));
-        assert_eq!(asked(None, "ghcr.io/team/box"), some("ghcr.io/team/box:1"));
-        assert_eq!(
-            asked(Some("ghcr.io"), "team/box"),
-            some("ghcr.io/team/box:1")
-        );
-        for (registry, path) in [
-            (None, "docker.io/library/box"),
-            (None, "other.example/box"),
-            (Some("docker.io"), "library/box"),
-            (Some("127.0.0.1:22"), "box"),
-            (Some("ghcr.io/x"), "box"),
-            (Some("ghcr.io@x"), "box"),
-            (Some("GHCR.IO:443"), "box"),
-            (Some(""), "box"),
-            (None, "../box"),
-            (None, "UPPER"),
-        ] {
-            assert_eq!(asked(registry, path), None, "{registry:?} {path}");
+        Self { code, message }
+    }
+}
+
+impl Registry {
+    /// Notes whether it can be reached.
+    fn note(&self, is_out: bool) {
+        *self.out() = is_out.then(Instant::now);
+    }
+
+    /// Returns whether it could not be reached a moment ago.
+    fn rests(&self) -> bool {
+        self.out().is_some_and(|since| since.elapsed() < REST)
+    }
+
+    fn out(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.is_out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pull {
+    /// Returns whether it says nothing of now.
+    fn is_over(&self) -> bool {
+        match &*self.ended.borrow() {
+            Some((when, _)) => when.elapsed() > FRESH,
+            // Its task is gone.
+            None => self.ended.has_changed().is_err(),
         }
     }
 }

@@ -41,7 +41,7 @@ impl Replica {
     fn ask(&self, head: &str) -> (String, Vec<u8>) {
         let mut stream = TcpStream::connect(&self.host).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let head = format!("{head}\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let head = format!("{head}\r\nHost: {}\r\nConnection: close\r\n\r\n", self.host);
         stream.write_all(head.as_bytes()).unwrap();
         let mut reply = Vec::new();
         stream.read_to_end(&mut reply).unwrap();
@@ -112,6 +112,8 @@ fn compressed(registry: &DockerRegistry) -> Home {
     assert_eq!(source.output(&["push", "box", &name]).code(), 0);
     let home = Home::empty();
     home.output(&["pull", &name]).ok();
+    // A registry's port can't be in a path.
+    home.output(&["tag", &name, "team/box:1"]).ok();
     home
 }
 
@@ -151,7 +153,6 @@ fn layers_that_were_compressed_are_their_archives() {
     let home = compressed(&registry);
     let of_registry = home.output(&["images", "--json"]).json()[0]["manifest_digest"].clone();
     let replica = Replica::new(&home, &[]);
-    // The name of the registry has a port, which no path can have.
     assert_eq!(
         replica.json("/v2/_catalog")["repositories"],
         serde_json::json!(["team/box"])
@@ -277,6 +278,12 @@ fn what_is_asked_for_is_pulled_and_stays_when_its_registry_is_gone() {
             .contains("other.example/team")
     );
     assert_eq!(status(&replica.get("/v2/team/box/manifests/2")), "404");
+
+    // A server like this one may be waiting for its own pull.
+    let before = fs::read_to_string(&log).unwrap();
+    let ours = replica.ask("GET /v2/team/none/manifests/1 HTTP/1.1\r\nVia: 1.1 mica");
+    assert_eq!(status(&ours), "404");
+    assert_eq!(fs::read_to_string(&log).unwrap(), before);
 
     drop(registry);
     let client = Home::empty();
@@ -533,7 +540,8 @@ fn damage_ends_a_transfer_and_never_becomes_other_bytes() {
         let mut stream = TcpStream::connect(&replica.host).unwrap();
         stream
             .write_all(
-                format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes(),
+                format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    .as_bytes(),
             )
             .unwrap();
         let mut reply = Vec::new();
@@ -553,5 +561,128 @@ fn damage_ends_a_transfer_and_never_becomes_other_bytes() {
     assert_eq!(replica.get(&path).1, whole);
     home.output(&["rmi", "box"]).ok();
     assert_eq!(status(&replica.get("/v2/box/manifests/latest")), "404");
+    replica.end();
+}
+
+#[test]
+fn a_name_is_one_registrys_whatever_else_is_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = DockerRegistry::start(directory.path(), "");
+    let upstream = registry.host().to_owned();
+    let home = Home::new();
+    let (hubs, theirs) = ("team/box:1", format!("{upstream}/team/box:1"));
+    assert_eq!(home.output(&["push", "box", &theirs]).code(), 0);
+    home.output(&["rmi", "box"]).ok();
+    let mut config = image::config();
+    config["author"] = "another".into();
+    home.load(&image::layers(), &config);
+    home.output(&["tag", "box", hubs]).ok();
+    home.output(&["pull", &theirs]).ok();
+    let (of_hub, of_them) = (config_of(&home, hubs), config_of(&home, &theirs));
+    assert_ne!(of_hub, of_them);
+
+    let config = |replica: &Replica, path: &str| {
+        let manifest = replica.json(path);
+        manifest["config"]["digest"].as_str().map(str::to_owned)
+    };
+    let by_ns = format!("/v2/team/box/manifests/1?ns={upstream}");
+    let replica = Replica::new(&home, &[]);
+    assert_eq!(
+        config(&replica, "/v2/team/box/manifests/1"),
+        Some(of_hub.clone())
+    );
+    assert_eq!(config(&replica, &by_ns), Some(of_them.clone()));
+    replica.end();
+    // A registry that is pulled from first has the names that say none.
+    let replica = Replica::new(&home, &["--pull-through", &upstream]);
+    assert_eq!(
+        config(&replica, "/v2/team/box/manifests/1"),
+        Some(of_them.clone())
+    );
+    assert_eq!(
+        config(&replica, "/v2/docker.io/team/box/manifests/1"),
+        Some(of_hub)
+    );
+    replica.end();
+    // What another registry has is not the default one's.
+    home.output(&["rmi", hubs]).ok();
+    let replica = Replica::new(&home, &[]);
+    for path in ["/v2/team/box/manifests/1", "/v2/team/box/tags/list"] {
+        assert_eq!(status(&replica.get(path)), "404", "{path}");
+    }
+    assert_eq!(config(&replica, &by_ns), Some(of_them));
+    replica.end();
+}
+
+#[test]
+fn a_server_with_the_racks_settings_does_not_ask_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = DockerRegistry::start(directory.path(), "");
+    let upstream = registry.host().to_owned();
+    let source = Home::new();
+    let name = format!("{upstream}/team/box:1");
+    assert_eq!(source.output(&["push", "box", &name]).code(), 0);
+    // The settings have a port before the server has it. Nobody else uses this address of the loopback interface.
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let port = std::net::TcpListener::bind(([127, a | 64, b, c], 0)).unwrap();
+    let address = port.local_addr().unwrap().to_string();
+    let settings = directory.path().join("config.toml");
+    let mirror = format!("[registry.\"{upstream}\"]\nmirrors = [\"http://{address}\"]\n");
+    fs::write(&settings, mirror).unwrap();
+    drop(port);
+    let home = Home::empty();
+    let mut mica = home.mica(&[
+        "store",
+        "serve",
+        "--listen",
+        &address,
+        "--pull-through",
+        &upstream,
+    ]);
+    mica.env("MICABOX_CONFIG", &settings);
+    let replica = Replica::of(mica);
+    let client = Home::empty();
+    // It says nothing of a mirror that was passed over.
+    with_settings(&client, &settings, &["pull", &name]).ok();
+    replica.end();
+}
+
+#[test]
+fn a_browsers_page_can_not_ask_by_a_name_of_its_own() {
+    let home = Home::new();
+    let replica = Replica::new(&home, &[]);
+    let ask = |host: &str| {
+        let mut stream = TcpStream::connect(&replica.host).unwrap();
+        let head = format!("GET /v2/ HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply.split(' ').nth(1).unwrap().to_owned()
+    };
+    for host in [
+        "127.0.0.1",
+        "127.0.0.1:5000",
+        "localhost:5000",
+        "[::1]:5000",
+        "LOCALHOST",
+    ] {
+        assert_eq!(ask(host), "200", "{host}");
+    }
+    for host in [
+        "attacker.example",
+        "attacker.example:5000",
+        "localhost.attacker.example",
+        "127.0.0.1.example",
+    ] {
+        assert_eq!(ask(host), "403", "{host}");
+    }
+    let tag = "/v2/box/manifests/latest HTTP/1.1";
+    let (head, _) = replica.ask(&format!("GET {tag}"));
+    let etag = head
+        .lines()
+        .find_map(|line| line.strip_prefix("etag: "))
+        .unwrap();
+    let known = replica.ask(&format!("GET {tag}\r\nIf-None-Match: \"x\", {etag}"));
+    assert_eq!((status(&known), known.1.len()), ("304", 0));
     replica.end();
 }

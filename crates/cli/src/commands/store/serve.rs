@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use micabox_replica::{Access, Replica, Tls, Upstream};
+use micabox_replica::{Access, Replica, Report, Tls, Upstream};
 use micabox_transfer::PullOptions;
 use tokio::net::TcpListener;
 
@@ -100,7 +101,7 @@ pub fn execute(line: Line) -> Outcome {
         let address = listener.local_addr().map_err(|e| Failure::of(&e))?;
         // A program that started this one waits for this line.
         print(&format!("{scheme}://{address}\n"))?;
-        let replica = Replica::new(store, access, tls, upstream);
+        let replica = Replica::new(store, access, tls, upstream, report());
         let served = micabox_replica::serve(replica, listener).await;
         served.map_err(|error| Failure::of(&error))
     });
@@ -132,14 +133,11 @@ fn warn(args: &Args, access: &Access, tls: Option<&Tls>) -> Result<(), Failure> 
 }
 
 fn upstream(args: &Args) -> Result<Option<Upstream>, Failure> {
-    if args.pull_through.is_empty() {
-        return Ok(None);
-    }
     let options = PullOptions::new(settings::settings()?);
-    let report = |line: &str| write_stderr(&format!("mica: {}\n", visible::line(line)));
-    Ok(Some(Upstream::new(
-        args.pull_through.clone(),
-        options,
-        report,
-    )))
+    Ok(Upstream::new(args.pull_through.clone(), options, report()))
+}
+
+/// Says on stderr what the server's owner should know.
+fn report() -> Report {
+    Arc::new(|line| write_stderr(&format!("mica: {}\n", visible::line(line))))
 }
