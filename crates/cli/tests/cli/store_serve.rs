@@ -1,10 +1,12 @@
 //! `mica store serve`: the store's images, as other registries' clients see them.
 
+mod upstream;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use micabox_testing::DockerRegistry;
 use serde_json::Value;
@@ -215,79 +217,6 @@ fn layers_that_were_compressed_are_their_archives() {
     ));
     let message = missing["errors"][0]["message"].as_str().unwrap();
     assert!(message.contains("ask for a tag"), "{message}");
-    replica.end();
-}
-
-#[test]
-fn what_is_asked_for_is_pulled_and_stays_when_its_registry_is_gone() {
-    let directory = tempfile::tempdir().unwrap();
-    let registry = DockerRegistry::start(directory.path(), "");
-    let source = Home::new();
-    let upstream = registry.host().to_owned();
-    assert_eq!(
-        source
-            .output(&["push", "box", &format!("{upstream}/team/box:1")])
-            .code(),
-        0
-    );
-    let home = Home::empty();
-    let log = directory.path().join("log");
-    let mut mica = home.mica(&[
-        "store",
-        "serve",
-        "--listen",
-        "127.0.0.1:0",
-        "--pull-through",
-        &upstream,
-    ]);
-    mica.stderr(fs::File::create(&log).unwrap());
-    let replica = Replica::of(mica);
-
-    // As a mirror, which is asked with the name of what it mirrors.
-    let settings = directory.path().join("config.toml");
-    let mirror = format!(
-        "[registry.\"{upstream}\"]\nmirrors = [\"http://{}\"]\n",
-        replica.host
-    );
-    fs::write(&settings, mirror).unwrap();
-    let clients: Vec<_> = (0..4)
-        .map(|_| {
-            let client = Home::empty();
-            let mut mica = client.mica(&["pull", &format!("{upstream}/team/box:1")]);
-            mica.env("MICABOX_CONFIG", &settings).stdout(Stdio::null());
-            let process: Child = mica.spawn().unwrap();
-            (client, process)
-        })
-        .collect();
-    for (client, mut process) in clients {
-        assert!(process.wait().unwrap().success());
-        let name = format!("{upstream}/team/box:1");
-        assert_eq!(config_of(&client, &name), config_of(&source, "box"));
-    }
-    assert!(fs::read_to_string(&log).unwrap().contains("mica: pulled "));
-    // No other registry is asked, whatever a client says, and nothing there is known.
-    for path in [
-        "/v2/team/box/manifests/1?ns=other.example",
-        "/v2/other.example/team/box/manifests/1",
-    ] {
-        assert_eq!(status(&replica.get(path)), "404", "{path}");
-    }
-    assert!(
-        !fs::read_to_string(&log)
-            .unwrap()
-            .contains("other.example/team")
-    );
-    assert_eq!(status(&replica.get("/v2/team/box/manifests/2")), "404");
-
-    // A server like this one may be waiting for its own pull.
-    let before = fs::read_to_string(&log).unwrap();
-    let ours = replica.ask("GET /v2/team/none/manifests/1 HTTP/1.1\r\nVia: 1.1 mica");
-    assert_eq!(status(&ours), "404");
-    assert_eq!(fs::read_to_string(&log).unwrap(), before);
-
-    drop(registry);
-    let client = Home::empty();
-    client.output(&["pull", &replica.name("team/box:1")]).ok();
     replica.end();
 }
 
@@ -561,89 +490,6 @@ fn damage_ends_a_transfer_and_never_becomes_other_bytes() {
     assert_eq!(replica.get(&path).1, whole);
     home.output(&["rmi", "box"]).ok();
     assert_eq!(status(&replica.get("/v2/box/manifests/latest")), "404");
-    replica.end();
-}
-
-#[test]
-fn a_name_is_one_registrys_whatever_else_is_there() {
-    let directory = tempfile::tempdir().unwrap();
-    let registry = DockerRegistry::start(directory.path(), "");
-    let upstream = registry.host().to_owned();
-    let home = Home::new();
-    let (hubs, theirs) = ("team/box:1", format!("{upstream}/team/box:1"));
-    assert_eq!(home.output(&["push", "box", &theirs]).code(), 0);
-    home.output(&["rmi", "box"]).ok();
-    let mut config = image::config();
-    config["author"] = "another".into();
-    home.load(&image::layers(), &config);
-    home.output(&["tag", "box", hubs]).ok();
-    home.output(&["pull", &theirs]).ok();
-    let (of_hub, of_them) = (config_of(&home, hubs), config_of(&home, &theirs));
-    assert_ne!(of_hub, of_them);
-
-    let config = |replica: &Replica, path: &str| {
-        let manifest = replica.json(path);
-        manifest["config"]["digest"].as_str().map(str::to_owned)
-    };
-    let by_ns = format!("/v2/team/box/manifests/1?ns={upstream}");
-    let replica = Replica::new(&home, &[]);
-    assert_eq!(
-        config(&replica, "/v2/team/box/manifests/1"),
-        Some(of_hub.clone())
-    );
-    assert_eq!(config(&replica, &by_ns), Some(of_them.clone()));
-    replica.end();
-    // A registry that is pulled from first has the names that say none.
-    let replica = Replica::new(&home, &["--pull-through", &upstream]);
-    assert_eq!(
-        config(&replica, "/v2/team/box/manifests/1"),
-        Some(of_them.clone())
-    );
-    assert_eq!(
-        config(&replica, "/v2/docker.io/team/box/manifests/1"),
-        Some(of_hub)
-    );
-    replica.end();
-    // What another registry has is not the default one's.
-    home.output(&["rmi", hubs]).ok();
-    let replica = Replica::new(&home, &[]);
-    for path in ["/v2/team/box/manifests/1", "/v2/team/box/tags/list"] {
-        assert_eq!(status(&replica.get(path)), "404", "{path}");
-    }
-    assert_eq!(config(&replica, &by_ns), Some(of_them));
-    replica.end();
-}
-
-#[test]
-fn a_server_with_the_racks_settings_does_not_ask_itself() {
-    let directory = tempfile::tempdir().unwrap();
-    let registry = DockerRegistry::start(directory.path(), "");
-    let upstream = registry.host().to_owned();
-    let source = Home::new();
-    let name = format!("{upstream}/team/box:1");
-    assert_eq!(source.output(&["push", "box", &name]).code(), 0);
-    // The settings have a port before the server has it. Nobody else uses this address of the loopback interface.
-    let [_, a, b, c] = std::process::id().to_be_bytes();
-    let port = std::net::TcpListener::bind(([127, a | 64, b, c], 0)).unwrap();
-    let address = port.local_addr().unwrap().to_string();
-    let settings = directory.path().join("config.toml");
-    let mirror = format!("[registry.\"{upstream}\"]\nmirrors = [\"http://{address}\"]\n");
-    fs::write(&settings, mirror).unwrap();
-    drop(port);
-    let home = Home::empty();
-    let mut mica = home.mica(&[
-        "store",
-        "serve",
-        "--listen",
-        &address,
-        "--pull-through",
-        &upstream,
-    ]);
-    mica.env("MICABOX_CONFIG", &settings);
-    let replica = Replica::of(mica);
-    let client = Home::empty();
-    // It says nothing of a mirror that was passed over.
-    with_settings(&client, &settings, &["pull", &name]).ok();
     replica.end();
 }
 
