@@ -15,6 +15,7 @@ pub mod headers;
 pub mod jailed;
 pub mod loaded;
 pub mod recipe;
+pub mod requests;
 pub mod share;
 pub mod snapshot;
 pub mod wire;

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use micabox_image::fuzzing::rebuild;
+use micabox_image::fuzzing::{rebuild, rebuild_from};
 
 const MAGIC: &[u8; 8] = b"mica-rc\x01";
 /// Bytes of the image that steps refer to.
@@ -46,6 +46,19 @@ fn compare(recipe: &[u8], image: &[u8], size: u64) -> Option<Vec<u8>> {
         one.as_ref()
             .is_none_or(|archive| archive.len() as u64 == size)
     );
+    for start in [1, size / 2, size] {
+        let mut rest = Vec::new();
+        let passed = rebuild_from(recipe, image, size, start.min(size));
+        let read = passed.and_then(|mut archive| archive.read_to_end(&mut rest));
+        // What is passed over is not read, so only the rest has to be there.
+        if let (Ok(_), Some(archive)) = (&read, &one) {
+            assert!(
+                rest == archive[start.min(size) as usize..],
+                "other bytes from {start}"
+            );
+        }
+        assert!(one.is_none() || read.is_ok(), "nothing from {start}");
+    }
     one
 }
 

@@ -73,6 +73,21 @@ fn image(
     Ok(Some(layers.into_iter().map(layer).collect()))
 }
 
+/// Rebuilds the archive of `size` bytes from a recipe and an image, from this byte on.
+///
+/// # Errors
+/// The reader's error.
+pub fn rebuild_from<'a>(
+    recipe: &'a [u8],
+    image: &'a [u8],
+    size: u64,
+    start: u64,
+) -> io::Result<impl Read + 'a> {
+    let mut recipe = Recipe::open(recipe, image, size)?;
+    recipe.skip(start)?;
+    Ok(recipe)
+}
+
 /// Rebuilds the archive of `size` bytes from a recipe and an image.
 ///
 /// # Errors

@@ -73,10 +73,10 @@ impl Access {
             }
             tokens.push(Sha256::digest(token.as_bytes()).into());
         }
-        match tokens.is_empty() {
-            true => Err(AccessError::Empty(path.to_owned())),
-            false => Ok(Self { tokens }),
+        if tokens.is_empty() {
+            return Err(AccessError::Empty(path.to_owned()));
         }
+        Ok(Self { tokens })
     }
 
     /// Returns whether everybody may read.

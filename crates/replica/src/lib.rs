@@ -17,6 +17,8 @@ mod access;
 mod answer;
 mod blob;
 mod catalog;
+#[doc(hidden)]
+pub mod fuzzing;
 mod list;
 mod name;
 mod path;

@@ -101,10 +101,10 @@ fn read(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let certificates = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| wrong(path, &error))?;
-    match certificates.is_empty() {
-        true => Err(wrong(path, &"it has no certificate in PEM")),
-        false => Ok(certificates),
+    if certificates.is_empty() {
+        return Err(wrong(path, &"it has no certificate in PEM"));
     }
+    Ok(certificates)
 }
 
 fn wrong(path: &Path, problem: &dyn fmt::Display) -> TlsError {
