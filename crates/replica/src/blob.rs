@@ -201,7 +201,7 @@ pub fn range(header: &str, size: u64) -> Result<Option<Range<u64>>, ()> {
             Ok(Some(first..size.min(last.saturating_add(1))))
         }
         (Some(first), None) if last.trim().is_empty() => Ok(Some(first..size)),
-        (None, Some(0)) if first.trim().is_empty() => Err(()),
+        (None, Some(count)) if first.trim().is_empty() && count.min(size) == 0 => Err(()),
         (None, Some(count)) if first.trim().is_empty() => {
             Ok(Some(size.saturating_sub(count)..size))
         }
