@@ -236,6 +236,9 @@ mod tests {
         ] {
             assert_eq!(range(header, 10), found, "{header}");
         }
+        for header in ["bytes=0-", "bytes=-7"] {
+            assert_eq!(range(header, 0), Err(()), "{header}");
+        }
     }
 
     #[test]
