@@ -286,10 +286,8 @@ def replica(result: dict) -> str:
         "registry": "docker-registry, compressed",
         "plain": "docker-registry, not compressed",
     }
-    parts = [
-        f"{source(result)} docker-registry {result['docker_registry']}, medians of"
-        f" {result['rounds']} interleaved rounds."
-    ]
+    about = f"docker-registry {result['docker_registry']}, medians of {result['rounds']} rounds."
+    parts = [f"{source(result)} {about}"]
     for what, title in (("pull", "`mica pull`"), ("curl", "largest layer, `curl`")):
         costs = result[what]
         peer = costs["registry"]
