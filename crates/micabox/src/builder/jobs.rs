@@ -26,6 +26,45 @@ impl Start {
         begin: &Begin,
         cmdline: &[String],
     ) -> (MachineJob, Descriptors) {
+        // The rest is the sandbox's, which a machine may wait for.
+        let Self {
+            store: _,
+            base: _, // in the plan
+            name: _,
+            hostname: _,
+            memory_mib,
+            cpus: _, // as recorded, with a default
+            cpu_quota,
+            disk_rate,
+            transport: _, // in the plan
+            root: _,
+            init: _,
+            upper: _, // in the plan, or a share
+            setup,    // only its limit of processes
+            shares: _,
+            command: _,
+            patches: _, // in the plan
+            origin: _,  // what it begins with
+            cold: _,
+            reattaches: _,
+            resumed: _,
+            is_first: _,
+            is_patched: _,
+            labels: _,
+            auto_remove: _,
+            stop_signal: _,
+            network,  // only whether there is one
+            vsock: _, // with the saved machine's
+            nested_virtualization,
+            require_limits,
+            expiry: _,
+            boot_timeout: _,
+            description: _,
+            backend_choice: _, // has become a backend
+            guest: _,          // what it begins with
+            owner_log: _,
+            cancel: _,
+        } = self;
         let mut files = Descriptors::default();
         let origin = match begin {
             Begin::Boot { kernel, initrd } => Origin::Boot {
@@ -51,19 +90,19 @@ impl Start {
             backend: choice_of(backend),
             origin,
             cmdline: cmdline.to_vec(),
-            memory_mib: self.memory_mib.saturating_add(plan.pmem_overhead_mib()),
+            memory_mib: memory_mib.saturating_add(plan.pmem_overhead_mib()),
             cpus,
-            cpu_quota: self.cpu_quota,
+            cpu_quota: *cpu_quota,
             pmem,
             disks,
             trees,
-            disk_rate: self.disk_rate,
-            has_network: self.network.is_some(),
+            disk_rate: *disk_rate,
+            has_network: network.is_some(),
             vsock: self.sockets(),
             shares: Vec::new(),
-            nested_virtualization: self.nested_virtualization,
-            require_limits: self.require_limits,
-            max_processes: self.setup.pids_limit,
+            nested_virtualization: *nested_virtualization,
+            require_limits: *require_limits,
+            max_processes: setup.pids_limit,
         };
         (machine, files)
     }
@@ -114,27 +153,66 @@ impl Start {
         shares: &[Share],
         registration: &Registration,
     ) -> SandboxJob {
-        let machine = self.machine().filter(|_| self.reattaches);
+        // The machine has its own job, and clients of the sandbox find the rest in its record.
+        let Self {
+            store,
+            base,    // only for its signal
+            name: _, // as registered
+            hostname,
+            memory_mib: _,
+            cpus: _,
+            cpu_quota: _,
+            disk_rate: _,
+            transport: _,
+            root: _,
+            init,
+            upper: _, // for the guest
+            setup: _, // for the guest
+            shares: _,
+            command: _, // begun by its creator
+            patches: _,
+            origin: _, // the caller adds a template
+            cold: _,
+            reattaches,
+            resumed,
+            is_first,
+            is_patched: _, // its upper has them
+            labels: _,
+            auto_remove,
+            stop_signal: _, // or else the image's
+            network,
+            vsock: _, // where it leads
+            nested_virtualization: _,
+            require_limits: _,
+            expiry: _, // set by its creator
+            boot_timeout,
+            description: _,
+            backend_choice: _,
+            guest: _,
+            owner_log,
+            cancel: _, // the creator's
+        } = self;
+        let machine = self.machine().filter(|_| *reattaches);
         SandboxJob {
-            store: self.store.root().to_owned(),
+            store: store.root().to_owned(),
             record: registration.record().clone(),
-            auto_remove: self.auto_remove,
-            is_restart: self.resumed.is_some() && !self.is_first,
+            auto_remove: *auto_remove,
+            is_restart: resumed.is_some() && !is_first,
             lowers: plan.lowers.clone(),
             upper: self.upper_for_guest(),
-            init: self.init,
+            init: *init,
             main: machine.and_then(|machine| machine.main),
-            hostname: self.hostname.clone(),
+            hostname: hostname.clone(),
             setup: self.setup_for_guest(shares, &backend.limits()),
-            network: self.network.clone(),
+            network: network.clone(),
             template: None,
-            boot_timeout: self.boot_timeout,
-            stop_signal: self.stop_signal_for(&self.base.config()),
+            boot_timeout: *boot_timeout,
+            stop_signal: self.stop_signal_for(&base.config()),
             disk: self.kept_file(registration.path()),
             has_sockets: self.sockets().is_some(),
             saves: self.saves(plan, backend),
             has_claim: false,
-            log: self.owner_log.as_ref().map(|(filter, _)| filter.clone()),
+            log: owner_log.as_ref().map(|(filter, _)| filter.clone()),
         }
     }
 

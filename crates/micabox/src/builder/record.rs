@@ -16,28 +16,67 @@ const MOST_CPUS: usize = 4;
 impl Start {
     /// Makes the record of a start. `auto_remove` is set, so that a failed start leaves no record.
     pub(super) fn record(&self, plan: &Plan, backend: &dyn Backend) -> Result<Record, Error> {
+        // The settings of a specification are recorded with that, for those sandboxes that start again.
+        let Self {
+            store: _, // where the record is
+            base,
+            name: _,     // given when it is registered, which finds one that is free
+            hostname: _, // of the specification
+            memory_mib,
+            cpus,
+            cpu_quota,
+            disk_rate,
+            transport: _, // what was asked for is of the specification
+            root: _,
+            init: _, // of the specification
+            upper,
+            setup,
+            shares: _,     // of the machine of this start
+            command: _,    // of the specification, and of the defaults
+            patches: _,    // a file of the sandbox
+            origin: _,     // of this start
+            cold: _,       // of the specification
+            reattaches: _, // of this start
+            resumed: _,    // has a record
+            is_first: _,
+            is_patched: _,
+            labels,
+            auto_remove: _, // of the specification, until the start has succeeded
+            stop_signal: _, // of the specification
+            network: _,     // of the specification
+            vsock: _,       // of the specification
+            nested_virtualization: _, // of the specification
+            require_limits: _, // of the specification
+            expiry: _,      // of the specification
+            boot_timeout: _, // of the specification
+            description,
+            backend_choice: _, // of the specification
+            guest: _,          // of this version of the program
+            owner_log: _,      // of this start
+            cancel: _,         // of this start
+        } = self;
         let id = random::<{ ID_LENGTH / 2 }>()?;
         let creator = ProcessId::own();
         let (created, created_nanos) = now();
         Ok(Record {
             id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
             name: String::new(),
-            base: self.base.name(),
-            command: self.description.clone(),
+            base: base.name(),
+            command: description.clone(),
             created,
             created_nanos,
-            memory_mib: self.memory_mib,
-            cpus: self.cpus.unwrap_or_else(|| default_cpus(backend)),
-            cpu_quota: self.cpu_quota,
-            disk_rate: self.disk_rate,
+            memory_mib: *memory_mib,
+            cpus: cpus.unwrap_or_else(|| default_cpus(backend)),
+            cpu_quota: *cpu_quota,
+            disk_rate: *disk_rate,
             transport: plan.transport,
             root: plan.root,
-            upper: self.upper.clone(),
-            setup: self.setup.clone(),
+            upper: upper.clone(),
+            setup: setup.clone(),
             backend: choice_of(backend),
             spec: self.spec(),
             defaults: Some(self.defaults()?),
-            labels: self.labels.clone(),
+            labels: labels.clone(),
             published: self.published(),
             auto_remove: true,
             owner: creator,
@@ -122,23 +161,62 @@ impl Start {
         Some(self.spec_of(command))
     }
 
+    /// Returns the specification with this command: what no field of a record has by itself.
     pub(super) fn spec_of(&self, command: Command) -> Spec {
+        let Self {
+            store: _,
+            base: _,
+            name: _,
+            hostname,
+            memory_mib: _,
+            cpus: _,
+            cpu_quota: _,
+            disk_rate: _,
+            transport,
+            root,
+            init,
+            upper: _,
+            setup: _,
+            shares: _, // of the machine of this start
+            command: _,
+            patches: _,
+            origin: _, // another start boots, or has its own
+            cold,
+            reattaches: _, // of this start
+            resumed: _,
+            is_first: _,
+            is_patched: _,
+            labels: _,
+            auto_remove,
+            stop_signal,
+            network,
+            vsock,
+            nested_virtualization,
+            require_limits,
+            expiry,
+            boot_timeout,
+            description: _,
+            backend_choice,
+            guest: _,     // of this version of the program
+            owner_log: _, // of this start
+            cancel: _,    // of this start
+        } = self;
         Spec {
             command,
-            hostname: self.hostname.clone(),
-            transport: self.transport,
-            root: self.root,
-            init: self.init,
-            stop_signal: self.stop_signal,
-            network: self.network.clone(),
-            vsock: self.vsock.clone(),
-            nested_virtualization: self.nested_virtualization,
-            require_limits: self.require_limits,
-            expiry: self.expiry,
-            boot_timeout: self.boot_timeout,
-            backend: self.backend_choice,
-            cold: self.cold,
-            auto_remove: self.auto_remove,
+            hostname: hostname.clone(),
+            transport: *transport,
+            root: *root,
+            init: *init,
+            stop_signal: *stop_signal,
+            network: network.clone(),
+            vsock: vsock.clone(),
+            nested_virtualization: *nested_virtualization,
+            require_limits: *require_limits,
+            expiry: *expiry,
+            boot_timeout: *boot_timeout,
+            backend: *backend_choice,
+            cold: *cold,
+            auto_remove: *auto_remove,
         }
     }
 
