@@ -1,0 +1,59 @@
+//! Why pulls fail.
+
+use std::io;
+
+use micabox_image::convert;
+use micabox_image::manifest::ManifestError;
+use micabox_image::store;
+use micabox_image::{Platform, Reference};
+use micabox_registry::RegistryError;
+
+/// Why a pull failed. Complete layers stay in the store, so the next attempt continues from there.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PullError {
+    /// The registry, or the connection to it, failed.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The registry's image under that name can't be used.
+    #[error("cannot use {reference}: {source}")]
+    Manifest {
+        /// The image.
+        reference: Box<Reference>,
+        /// What is wrong with it.
+        source: Box<ManifestError>,
+    },
+    /// A layer can't be imported.
+    #[error("cannot pull {reference}: {source}{}", from.as_deref().map(|host| format!(" (the blob came from {host})")).unwrap_or_default())]
+    Layer {
+        /// The image.
+        reference: Box<Reference>,
+        /// The registry or mirror that sent it, if the whole blob arrived.
+        from: Option<String>,
+        /// What is wrong with it.
+        source: Box<convert::Error>,
+    },
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// The pull policy is `never`.
+    #[error(
+        "{reference} for {platform} is not in the store, and the pull policy is `never`: \
+         `mica pull` it first"
+    )]
+    Never {
+        /// The image.
+        reference: Box<Reference>,
+        /// The platform.
+        platform: Box<Platform>,
+    },
+    /// It was [cancelled](PullOptions::cancellation).
+    #[error("the pull of {reference} was cancelled")]
+    Cancelled {
+        /// The image.
+        reference: Box<Reference>,
+    },
+    /// The system refuses to start threads.
+    #[error("cannot start the threads that a pull needs: {0}")]
+    Threads(#[source] io::Error),
+}
