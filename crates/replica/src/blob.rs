@@ -70,7 +70,8 @@ pub struct Sent {
     /// Bytes that the client has not got.
     left: u64,
     report: Report,
-    _place: Transfer,
+    /// Also of a thread that reads for a client that is gone.
+    place: Arc<Transfer>,
 }
 
 enum State {
@@ -89,11 +90,14 @@ impl Sent {
         place: Transfer,
     ) -> Self {
         let length = range.end - range.start;
+        let place = Arc::new(place);
+        let held = Arc::clone(&place);
         let state = match length {
             0 => State::Ended,
             _ if range.start == 0 => State::Waiting(Box::new(archive)),
             // It may take long, as nothing says where in the recipe they are.
             _ => State::Reading(spawn_blocking(move || {
+                let _place = held;
                 let skipped = archive.skip(range.start).map(|()| Bytes::new());
                 (Box::new(archive), skipped)
             })),
@@ -102,7 +106,7 @@ impl Sent {
             state,
             left: length,
             report,
-            _place: place,
+            place,
         }
     }
 }
@@ -119,8 +123,11 @@ impl Body for Sent {
             match std::mem::replace(&mut self.state, State::Ended) {
                 State::Ended => return Poll::Ready(None),
                 State::Waiting(archive) => {
-                    let left = self.left;
-                    self.state = State::Reading(spawn_blocking(move || piece(archive, left)));
+                    let (left, held) = (self.left, Arc::clone(&self.place));
+                    self.state = State::Reading(spawn_blocking(move || {
+                        let _place = held;
+                        piece(archive, left)
+                    }));
                 }
                 State::Reading(mut reading) => {
                     let Poll::Ready(read) = Pin::new(&mut reading).poll(context) else {

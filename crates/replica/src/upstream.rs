@@ -164,8 +164,11 @@ impl Upstream {
             pull.asked = Instant::now();
             return Some(pull.ended.clone());
         }
-        let of = |other: &&Reference| other.registry() == reference.registry();
-        if pulls.keys().filter(of).count() >= WAITING {
+        let is_of = |other: &Reference| other.registry() == reference.registry();
+        let waiting = pulls
+            .iter()
+            .filter(|(other, pull)| is_of(other) && pull.waits());
+        if waiting.count() >= WAITING {
             return None;
         }
         let (end, ended) = watch::channel(None);
@@ -260,6 +263,11 @@ impl Registry {
 }
 
 impl Pull {
+    /// Returns whether it is under way, or waits for its turn.
+    fn waits(&self) -> bool {
+        self.ended.borrow().is_none()
+    }
+
     /// Returns whether it says nothing of now.
     fn is_over(&self) -> bool {
         match &*self.ended.borrow() {

@@ -47,7 +47,7 @@ pub enum PullError {
         /// The platform.
         platform: Box<Platform>,
     },
-    /// It was [cancelled](PullOptions::cancellation).
+    /// It was [cancelled](crate::PullOptions::cancellation).
     #[error("the pull of {reference} was cancelled")]
     Cancelled {
         /// The image.
