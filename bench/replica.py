@@ -64,8 +64,10 @@ def replica() -> Iterator[Server]:
         command, env=mica.environment(), stdout=subprocess.PIPE, text=True
     ) as process:
         host = process.stdout.readline().strip().removeprefix("http://")
-        yield Server(process.pid, host, "bench.local/sample")
-        process.terminate()
+        try:
+            yield Server(process.pid, host, "bench.local/sample")
+        finally:
+            process.terminate()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ pub const HEAD: Duration = Duration::from_secs(30);
 const HEAD_BYTES: usize = 64 << 10;
 const HEADERS: usize = 100;
 
-/// Pause before accepting again where too many descriptors are open.
+/// Pause before accepting again where it failed: too many descriptors are open, for one.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Returns HTTP/1.1 with bounds on heads.
@@ -63,7 +63,7 @@ pub async fn accept(
             Err(error) => return Err(error),
         };
         let _ = stream.set_nodelay(true);
-        if let Some(connection) = connections.enter(address.ip()) {
+        if let Some(connection) = connections.enter(address.ip().to_canonical()) {
             return Ok((stream, connection));
         }
     }
@@ -83,13 +83,16 @@ pub fn ended() -> io::Result<UnixStream> {
     UnixStream::from_std(read)
 }
 
-/// Returns whether accepting may work again: the client is gone already, or too many descriptors are open.
+/// Returns whether accepting may work again: all errors but those of a listener that is none. Those of a connection
+/// that failed before it was accepted, and of the network, come this way too (accept(2)).
 fn is_passing(error: &io::Error) -> bool {
-    use io::ErrorKind as E;
-    let too_many = [Errno::MFILE, Errno::NFILE].map(|errno| Some(errno.raw_os_error()));
-    too_many.contains(&error.raw_os_error())
-        || matches!(
-            error.kind(),
-            E::ConnectionAborted | E::ConnectionReset | E::Interrupted
-        )
+    let lasting = [
+        Errno::BADF,
+        Errno::INVAL,
+        Errno::NOTSOCK,
+        Errno::OPNOTSUPP,
+        Errno::FAULT,
+    ];
+    let lasting = lasting.map(|errno| Some(errno.raw_os_error()));
+    !lasting.contains(&error.raw_os_error())
 }

@@ -260,6 +260,14 @@ impl Reason {
         }
     }
 
+    /// Returns whether no connection to the host could be made.
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            Self::GaveUp { last, .. } => last.is_unreachable(),
+            other => matches!(other, Self::Connect { .. } | Self::Tls(_)),
+        }
+    }
+
     /// Returns whether the host as a whole is unusable at the moment.
     pub fn is_outage(&self) -> bool {
         match self {

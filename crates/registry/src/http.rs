@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ use crate::error::Reason;
 use crate::outgoing::Outgoing;
 use crate::retry;
 use crate::settings::authority;
-use crate::{Registry, Settings, Transfer};
+use crate::{Settings, Transfer};
 use micabox_oci::reference::is_loopback;
 use micabox_oci::{json, printable};
 
-/// What the requests of `mica store serve` are known by, to itself as well.
-const OURS: &str = "1.1 mica";
+/// What `mica store serve` calls itself in the requests that it sends for its clients (`Via`).
+pub const PSEUDONYM: &str = "mica";
 const USER_AGENT: &str = concat!("micabox/", env!("CARGO_PKG_VERSION"));
 const MAX_REDIRECTS: usize = 8;
 /// Bytes of an error's body that are searched for a message.
@@ -35,28 +35,31 @@ const MAX_COMPLAINT: u64 = 16 << 10;
 
 /// HTTP client for one registry, its token server, and the hosts that it redirects to.
 pub(crate) struct Http {
-    /// Uses `HTTP_PROXY` and its relatives.
-    outside: Client,
-    /// Doesn't use them: no proxy can reach our loopback interface.
-    loopback: Client,
+    /// With this client's certificate, if there is one: only the registry itself gets to know it.
+    own: Option<Clients>,
+    others: Clients,
     transfer: Transfer,
     settings: Arc<Settings>,
     /// The registry's name, as in references.
     registry: String,
     /// Its host and port in an HTTP URL, where the default port is left out.
     authority: Option<String>,
+    /// The same in an HTTPS URL.
+    address: Option<String>,
     /// Whether plain HTTP is allowed for the registry itself.
     plain: bool,
 }
 
-impl Http {
-    /// Creates the client. `plain`: whether plain HTTP is allowed for `registry` itself.
-    pub(crate) fn new(
-        settings: &Arc<Settings>,
-        registry: &str,
-        plain: bool,
-    ) -> Result<Self, Reason> {
-        let tls = trust(&settings.registry(registry)).map_err(Reason::Settings)?;
+/// Clients that trust the same authorities.
+struct Clients {
+    /// Uses `HTTP_PROXY` and its relatives.
+    outside: Client,
+    /// Doesn't use them: no proxy can reach our loopback interface.
+    loopback: Client,
+}
+
+impl Clients {
+    fn new(tls: ClientConfig, settings: &Settings) -> Result<Self, Reason> {
         let client = || {
             Client::builder()
                 .tls_backend_preconfigured(tls.clone())
@@ -72,6 +75,32 @@ impl Http {
         Ok(Self {
             outside: build(client())?,
             loopback: build(client().no_proxy())?,
+        })
+    }
+}
+
+impl Http {
+    /// Creates the client. `plain`: whether plain HTTP is allowed for `registry` itself.
+    pub(crate) fn new(
+        settings: &Arc<Settings>,
+        registry: &str,
+        plain: bool,
+    ) -> Result<Self, Reason> {
+        let table = settings.registry(registry);
+        let clients = |knows: Option<(&Path, &Path)>| {
+            Clients::new(trust(&table.ca, knows).map_err(Reason::Settings)?, settings)
+        };
+        let certificate = table.client_certificate.as_deref();
+        let own = match certificate.zip(table.client_key.as_deref()) {
+            Some(pair) => Some(clients(Some(pair))?),
+            None => None,
+        };
+        Ok(Self {
+            own,
+            others: clients(None)?,
+            address: Url::parse(&format!("https://{registry}"))
+                .ok()
+                .and_then(|url| authority(&url)),
             transfer: settings.transfer.clone(),
             settings: Arc::clone(settings),
             registry: registry.to_owned(),
@@ -161,14 +190,19 @@ impl Http {
                 )));
             }
         }
+        let is_own = url.scheme() == "https" && self.address.as_deref() == Some(&*host);
+        let clients = match &self.own {
+            Some(own) if is_own => own,
+            _ => &self.others,
+        };
         let client = if is_loopback(&host) {
-            &self.loopback
+            &clients.loopback
         } else {
-            &self.outside
+            &clients.outside
         };
         let mut request = client.request(method, url.clone());
-        if self.settings.transfer.is_for_others {
-            request = request.header(VIA, OURS);
+        if self.settings.transfer.sends_via {
+            request = request.header(VIA, format!("1.1 {PSEUDONYM}"));
         }
         Ok(request)
     }
@@ -389,12 +423,12 @@ fn is_redirect(answer: &Answer) -> bool {
     matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-/// Creates a TLS configuration that trusts the system's certificate authorities and those of the registry's settings,
-/// and has the client's certificate if they name one.
-fn trust(registry: &Registry) -> Result<ClientConfig, String> {
+/// Creates a TLS configuration that trusts the system's certificate authorities and those in `files`, with a client's
+/// certificate and its key.
+fn trust(files: &[PathBuf], client: Option<(&Path, &Path)>) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(system_roots().iter().cloned());
-    for file in &registry.ca {
+    for file in files {
         let wrong = |problem: String| {
             format!(
                 "the certificate authorities in {}: {problem}",
@@ -420,8 +454,7 @@ fn trust(registry: &Registry) -> Result<ClientConfig, String> {
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .with_root_certificates(roots);
-    let (Some(certificate), Some(key)) = (&registry.client_certificate, &registry.client_key)
-    else {
+    let Some((certificate, key)) = client else {
         return Ok(config.with_no_client_auth());
     };
     let wrong = |file: &Path, problem: &dyn fmt::Display| {

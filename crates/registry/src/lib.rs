@@ -34,6 +34,7 @@ use url::Url;
 
 pub use credentials::{Credential, CredentialError, Credentials};
 pub use error::{Direction, Reason, RegistryError, Unauthorized};
+pub use http::PSEUDONYM;
 pub use login::{LoginError, LoginFile, check as check_login};
 pub use push::{Destination, Mounted};
 pub use settings::{Mirror, Registry, Settings, Transfer};

@@ -22,7 +22,7 @@ pub(crate) struct Attempts<'a> {
     transfer: &'a Transfer,
     limit: u32,
     /// The limit where a short pause is asked for: a mirror that is getting an image is worth waiting for.
-    patient: u32,
+    patient_limit: u32,
     failed: u32,
 }
 
@@ -36,7 +36,7 @@ impl<'a> Attempts<'a> {
         Self {
             transfer,
             limit,
-            patient: transfer.attempts,
+            patient_limit: transfer.attempts,
             failed: 0,
         }
     }
@@ -44,7 +44,7 @@ impl<'a> Attempts<'a> {
     /// Allows at most so many attempts.
     pub(crate) fn limit_to(&mut self, attempts: u32) {
         self.limit = self.limit.min(attempts);
-        self.patient = self.patient.min(attempts);
+        self.patient_limit = self.patient_limit.min(attempts);
     }
 
     /// Forgets earlier failures, because the transfer got further.
@@ -63,7 +63,7 @@ impl<'a> Attempts<'a> {
             Reason::Connect { .. } => self.limit.min(CONNECT_ATTEMPTS),
             Reason::RateLimited {
                 pause: Some(pause), ..
-            } if pause <= SHORT_PAUSE => self.patient,
+            } if pause <= SHORT_PAUSE => self.patient_limit,
             _ => self.limit,
         };
         let asked = reason.retry_after().unwrap_or_default();

@@ -61,7 +61,7 @@ pub struct Transfer {
     /// Whether what is fetched is for other machines' clients (`mica store serve`), whose requests name it (`Via`), so
     /// that servers that mirror each other don't ask in circles. Not in the file.
     #[serde(skip)]
-    pub is_for_others: bool,
+    pub sends_via: bool,
 }
 
 impl Default for Transfer {
@@ -73,7 +73,7 @@ impl Default for Transfer {
             connections: const { NonZero::new(8).unwrap() },
             longest_pause: Duration::from_secs(60),
             first_pause: Duration::from_millis(250),
-            is_for_others: false,
+            sends_via: false,
         }
     }
 }

@@ -39,7 +39,7 @@ pub enum AccessError {
     #[error("{} has no token: write one on a line of its own", .0.display())]
     Empty(PathBuf),
     /// A token is too short.
-    #[error("line {line} of {}: a token has {SHORTEST} characters or more, as it could be guessed otherwise", path.display())]
+    #[error("line {line} of {}: a token of less than {SHORTEST} bytes can be guessed", path.display())]
     Short {
         /// The file.
         path: PathBuf,

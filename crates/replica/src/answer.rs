@@ -8,12 +8,13 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::header::{
     ACCEPT_RANGES, ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HOST, HeaderName,
-    HeaderValue, IF_NONE_MATCH, IF_RANGE, LINK, RANGE, RETRY_AFTER, VIA, WWW_AUTHENTICATE,
+    HeaderValue, IF_NONE_MATCH, IF_RANGE, LINK, ORIGIN, RANGE, RETRY_AFTER, VIA, WWW_AUTHENTICATE,
 };
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Response, StatusCode};
 use micabox_listen::Paced;
 use micabox_oci::Digest;
+use micabox_transfer::PSEUDONYM;
 use serde_json::{Value, json};
 
 use crate::access::CHALLENGE;
@@ -32,7 +33,6 @@ const DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 const BYTES: HeaderValue = HeaderValue::from_static("bytes");
 const OCTETS: &str = "application/octet-stream";
 const JSON: &str = "application/json";
-const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 /// Answers a request. `let_in` is called if its client may read.
 pub async fn answer(
@@ -50,12 +50,6 @@ pub async fn answer(
     });
     let headers = reply.headers_mut();
     headers.insert(VERSION, HeaderValue::from_static("registry/2.0"));
-    if is_known(request, headers) {
-        let tag = headers.get(ETAG).cloned();
-        reply = Response::new(empty());
-        *reply.status_mut() = StatusCode::NOT_MODIFIED;
-        reply.headers_mut().extend(tag.map(|tag| (ETAG, tag)));
-    }
     reply.extensions_mut().insert(Paced);
     reply
 }
@@ -70,10 +64,8 @@ async fn find(
         let message = "this registry wants one of its tokens, as the password of any user";
         return Err(Problem::new(Code::Unauthorized, message));
     }
-    // A page in a browser of this machine may have a name that leads here, but no other way to say where it asks.
-    if replica.access.is_open() && client.is_local && !is_of_this_machine(request) {
-        let message = "without tokens, this address is asked by its number or as localhost";
-        return Err(Problem::new(Code::Denied, message));
+    if replica.is_open() {
+        refuse_pages(request, client)?;
     }
     let_in();
     if ![Method::GET, Method::HEAD].contains(&request.method) {
@@ -97,10 +89,6 @@ async fn find(
     };
     match Asked::of(path)? {
         Asked::Registry => Ok(document(JSON, &json!({}))),
-        Asked::Referrers => Ok(document(
-            INDEX,
-            &json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": []}),
-        )),
         Asked::Catalog => {
             let default = default.to_owned();
             let names = replica
@@ -121,13 +109,14 @@ async fn find(
         }
         Asked::Tag(name, tag) => {
             let reference = reference(name, tag)?;
-            Ok(manifest(replica.named(reference, is_ours(request)).await?))
+            let published = replica.named(reference, is_through_a_replica(request), client.address);
+            Ok(manifest(request, published.await?))
         }
         Asked::Manifest(digest) => {
             let published = replica
                 .blocking(move |catalog| catalog.manifest(&digest))
                 .await?;
-            Ok(manifest(published))
+            Ok(manifest(request, published))
         }
         Asked::Blob(digest) => send(replica, request, client, digest).await,
     }
@@ -141,18 +130,34 @@ fn mirrored(request: &Parts) -> Option<String> {
     Some(registry.into_owned())
 }
 
-/// Returns whether a request is of a server like this one.
-fn is_ours(request: &Parts) -> bool {
-    let mut via = request.headers.get_all(VIA).iter();
-    via.any(|via| via.to_str().is_ok_and(|via| via.ends_with(" mica")))
+/// Returns whether a request is on behalf of another server like this one. Proxies add themselves to the same line.
+fn is_through_a_replica(request: &Parts) -> bool {
+    let via = request.headers.get_all(VIA).iter();
+    let mut hops = via
+        .filter_map(|via| via.to_str().ok())
+        .flat_map(|via| via.split(','));
+    hops.any(|hop| hop.split_whitespace().nth(1) == Some(PSEUDONYM))
 }
 
-/// Returns whether a request's host is an address, or the name that is this machine's on every machine.
-fn is_of_this_machine(request: &Parts) -> bool {
-    let host = request
-        .headers
-        .get(HOST)
-        .and_then(|host| host.to_str().ok());
+/// Refuses the requests of pages in a browser: a page could have everything pulled, and with a name of its own that
+/// leads to this machine read it. Clients of registries send none of these headers.
+fn refuse_pages(request: &Parts, client: Client) -> Result<(), Problem> {
+    let headers = &request.headers;
+    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    if headers.contains_key(ORIGIN) || site.is_some_and(|site| site != b"none") {
+        let message = "without tokens, pages in a browser are not answered";
+        return Err(Problem::new(Code::Denied, message));
+    }
+    if client.is_local && !is_of_this_machine(headers) {
+        let message = "without tokens, this address is asked by its number or as localhost";
+        return Err(Problem::new(Code::Denied, message));
+    }
+    Ok(())
+}
+
+/// Returns whether the host that is asked is an address, or the name that is this machine's on every machine.
+fn is_of_this_machine(headers: &HeaderMap) -> bool {
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
     let Some(host) = host else {
         return true;
     };
@@ -162,20 +167,24 @@ fn is_of_this_machine(request: &Parts) -> bool {
     is_address || is_local || host.starts_with('[')
 }
 
-/// Returns whether the client has what it asks for already.
-fn is_known(request: &Parts, reply: &HeaderMap) -> bool {
-    let (Some(has), Some(tag)) = (request.headers.get(IF_NONE_MATCH), reply.get(ETAG)) else {
-        return false;
-    };
-    let (has, tag) = (
-        has.to_str().unwrap_or_default(),
-        tag.to_str().unwrap_or_default(),
-    );
+/// Answers a client that has this document or blob already.
+fn unchanged(request: &Parts, digest: &Digest) -> Option<Response<Body>> {
+    let has = request.headers.get(IF_NONE_MATCH)?.to_str().ok()?;
+    let tag = etag(digest);
     let mut tags = has.split(',').map(str::trim);
-    tags.any(|one| one == "*" || one.trim_start_matches("W/") == tag)
+    if !tags.any(|one| one == "*" || one.trim_start_matches("W/") == tag) {
+        return None;
+    }
+    let mut reply = Response::new(empty());
+    *reply.status_mut() = StatusCode::NOT_MODIFIED;
+    identify(&mut reply, digest);
+    Some(reply)
 }
 
-fn manifest(published: Published) -> Response<Body> {
+fn manifest(request: &Parts, published: Published) -> Response<Body> {
+    if let Some(reply) = unchanged(request, &published.digest) {
+        return reply;
+    }
     let Published {
         bytes,
         media_type,
@@ -197,14 +206,18 @@ async fn send(
         .blocking(move |catalog| catalog.archive(&digest))
         .await?;
     let Some(archive) = archive else {
+        // A config is small enough to be read for nothing.
         let config = replica
             .blocking(move |catalog| catalog.config(&digest))
             .await?;
         let missing = || Problem::new(Code::BlobUnknown, "the store has no such blob");
         let mut reply = whole(OCTETS, config.ok_or_else(missing)?);
         identify(&mut reply, &digest);
-        return Ok(reply);
+        return Ok(unchanged(request, &digest).unwrap_or(reply));
     };
+    if let Some(reply) = unchanged(request, &digest) {
+        return Ok(reply);
+    }
     let size = archive.size();
     let mut reply = Response::new(empty());
     identify(&mut reply, &digest);
@@ -258,8 +271,8 @@ async fn send(
 
 /// Returns the range that a request asks for, unless it is one of another blob.
 fn wanted<'a>(request: &'a Parts, digest: &Digest) -> Option<&'a str> {
-    let is_ours = |tag: &HeaderValue| tag.as_bytes() == etag(digest).as_bytes();
-    if !request.headers.get(IF_RANGE).is_none_or(is_ours) {
+    let is_same = |tag: &HeaderValue| tag.as_bytes() == etag(digest).as_bytes();
+    if !request.headers.get(IF_RANGE).is_none_or(is_same) {
         return None;
     }
     request.headers.get(RANGE)?.to_str().ok()

@@ -25,6 +25,8 @@ pub struct Published {
 pub struct Catalog {
     store: Store,
     known: Mutex<Known>,
+    /// Locked while the store is listed, which happens once for all who ask.
+    list: Mutex<Option<List>>,
 }
 
 /// What was found before. Nothing is served from here without a look into the store.
@@ -33,7 +35,6 @@ struct Known {
     /// Digests of the store's manifests by those of the served ones, and by those of their configs.
     served: HashMap<Digest, Digest>,
     configs: HashMap<Digest, Digest>,
-    list: Option<List>,
 }
 
 /// The images of the store, as they were a moment ago.
@@ -41,8 +42,6 @@ struct Known {
 struct List {
     since: Instant,
     images: Arc<Vec<ImageSummary>>,
-    /// Whether all of their manifests are known.
-    is_known: bool,
 }
 
 /// How long a list is used: a client that asks for what is not there costs no more than others.
@@ -53,6 +52,7 @@ impl Catalog {
         Self {
             store,
             known: Mutex::default(),
+            list: Mutex::default(),
         }
     }
 
@@ -95,18 +95,10 @@ impl Catalog {
             return Ok(published);
         }
         let list = self.list()?;
-        if !list.is_known {
-            let mut found = None;
-            for image in list.images.iter() {
-                let published = self.published(&image.manifest_digest);
-                found = found.or(published.ok().filter(|one| one.digest == *digest));
-            }
-            if let Some(kept) = &mut self.known().list {
-                kept.is_known |= kept.since == list.since;
-            }
-            if let Some(published) = found {
-                return Ok(published);
-            }
+        // Listing has found all manifests that were there.
+        let known = self.known().served.get(digest).copied();
+        if let Some(manifest) = known {
+            return self.published(&manifest);
         }
         let is_compressed = list.images.iter().any(|i| i.manifest_digest == *digest);
         let message = if is_compressed {
@@ -124,18 +116,21 @@ impl Catalog {
     /// A [`Problem`]: the store can't be read.
     pub fn config(&self, digest: &Digest) -> Result<Option<Bytes>, Problem> {
         let known = self.known().configs.get(digest).copied();
-        let manifest = match known {
-            Some(manifest) => manifest,
-            None => {
-                let list = self.list()?;
-                let found = list.images.iter().find(|i| i.config_digest == *digest);
-                let Some(image) = found else {
-                    return Ok(None);
-                };
-                image.manifest_digest
-            }
-        };
-        match self.store.config(&manifest) {
+        if let Some(manifest) = known
+            && let Some(config) = self.config_of(&manifest, digest)?
+        {
+            return Ok(Some(config));
+        }
+        let list = self.list()?;
+        let mut found = list.images.iter().filter(|i| i.config_digest == *digest);
+        found
+            .find_map(|image| self.config_of(&image.manifest_digest, digest).transpose())
+            .transpose()
+    }
+
+    /// Returns an image's config, if it has this digest.
+    fn config_of(&self, manifest: &Digest, digest: &Digest) -> Result<Option<Bytes>, Problem> {
+        match self.store.config(manifest) {
             Ok(config) if Digest::of(&config) == *digest => Ok(Some(config.into())),
             Ok(_) | Err(store::Error::NoImage { .. }) => Ok(None),
             Err(error) => Err(Problem::ours("the config can't be read", error.to_string())),
@@ -202,27 +197,37 @@ impl Catalog {
         Ok(paths.into_iter().collect())
     }
 
-    /// Returns the images of now, or of a moment ago.
+    /// Returns the images of now, or of a moment ago, whose manifests are known then.
     fn list(&self) -> Result<List, Problem> {
-        let kept = self.known().list.clone();
-        if let Some(list) = kept.filter(|list| list.since.elapsed() < MOMENT) {
-            return Ok(list);
+        let mut kept = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(list) = kept.as_ref().filter(|list| list.since.elapsed() < MOMENT) {
+            return Ok(list.clone());
         }
         let images = self.store.images();
         let unlisted =
             |error: store::Error| Problem::ours("the store can't be listed", error.to_string());
+        let images = Arc::new(images.map_err(unlisted)?);
+        let before = std::mem::take(&mut *self.known()).served;
+        let before: HashMap<_, _> = before.into_iter().map(|(of, by)| (by, of)).collect();
+        for image in images.iter() {
+            match before.get(&image.manifest_digest) {
+                Some(served) => self.note(*served, image.manifest_digest, image.config_digest),
+                // One that can't be served has no manifest.
+                None => drop(self.published(&image.manifest_digest)),
+            }
+        }
         let list = List {
             since: Instant::now(),
-            images: Arc::new(images.map_err(unlisted)?),
-            is_known: false,
+            images,
         };
-        let is_here =
-            |manifest: &Digest| list.images.iter().any(|i| i.manifest_digest == *manifest);
-        let mut known = self.known();
-        known.served.retain(|_, manifest| is_here(manifest));
-        known.configs.retain(|_, manifest| is_here(manifest));
-        known.list = Some(list.clone());
+        *kept = Some(list.clone());
         Ok(list)
+    }
+
+    fn note(&self, served: Digest, manifest: Digest, config: Digest) {
+        let mut known = self.known();
+        known.served.insert(served, manifest);
+        known.configs.insert(config, manifest);
     }
 
     /// Returns the manifest that is served for an image of the store.
@@ -243,9 +248,7 @@ impl Catalog {
         let (bytes, media_type) = rewrite(&original, &config, &layers)
             .map_err(|error| Problem::new(Code::ManifestUnknown, error.to_string()))?;
         let digest = Digest::of(&bytes);
-        let mut known = self.known();
-        known.served.insert(digest, *manifest);
-        known.configs.insert(image.config_digest, *manifest);
+        self.note(digest, *manifest, image.config_digest);
         Ok(Published {
             bytes: bytes.into(),
             media_type,

@@ -6,7 +6,8 @@
 //! either, and otherwise one that names the same config and the archives themselves, whose digests are the diff IDs.
 //!
 //! Data flows one way: [`serve`] accepts connections, [`access`] lets a request in, [`path`] says what it asks for,
-//! [`name`] which image that is, [`catalog`] finds it in the store, [`upstream`] pulls what is not there, [`blob`] sends an archive.
+//! [`name`] which image that is, [`catalog`] finds it in the store, [`upstream`] pulls what is not there, [`blob`] sends
+//! an archive.
 //!
 //! [spec]: https://github.com/opencontainers/distribution-spec
 

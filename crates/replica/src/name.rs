@@ -27,11 +27,6 @@ impl Name {
                 .map_err(|e| invalid(e.to_string()))
         };
         let path = &self.path;
-        let own = parse(&format!("{path}:{tag}"))?;
-        let begins = |registry: &str| {
-            let rest = path.strip_prefix(registry);
-            rest.is_some_and(|rest| rest.starts_with('/'))
-        };
         let reference = match &self.registry {
             Some(registry) => {
                 let said = parse(&format!("{registry}/{path}:{tag}"))?;
@@ -42,8 +37,16 @@ impl Name {
                 }
                 said
             }
-            None if begins(own.registry()) => own,
-            None => parse(&format!("{default}/{path}:{tag}"))?,
+            None => {
+                let begins = |own: &Reference| {
+                    let rest = path.strip_prefix(own.registry());
+                    rest.is_some_and(|rest| rest.starts_with('/'))
+                };
+                match parse(&format!("{path}:{tag}")) {
+                    Ok(own) if begins(&own) => own,
+                    _ => parse(&format!("{default}/{path}:{tag}"))?,
+                }
+            }
         };
         // A path with `@` would make a digest of what is no tag.
         if reference.tag() != Some(tag) || reference.digest().is_some() {
@@ -83,6 +86,10 @@ mod tests {
             "ghcr.io/team/box:1"
         );
         assert_eq!(means(Some("a:1"), "library/box", hub), "a:1/library/box:1");
+        assert_eq!(
+            means(Some("a:1"), "my.team_x/box", hub),
+            "a:1/my.team_x/box:1"
+        );
         assert_eq!(means(None, "team/box", "a:1"), "a:1/team/box:1");
         assert_eq!(
             means(None, "docker.io/library/box", "a:1"),

@@ -16,8 +16,6 @@ pub enum Asked<'a> {
     Catalog,
     /// The tags of a repository.
     Tags(&'a str),
-    /// What refers to a manifest.
-    Referrers,
     /// A manifest by a tag.
     Tag(&'a str, &'a str),
     /// A manifest by its digest.
@@ -58,7 +56,6 @@ impl<'a> Asked<'a> {
             ("manifests", digest_) if digest_.contains(':') => digest(digest_).map(Self::Manifest),
             ("manifests", tag) => Ok(Self::Tag(name, tag)),
             ("blobs", last) => digest(last).map(Self::Blob),
-            ("referrers", last) => digest(last).map(|_| Self::Referrers),
             _ => Err(unknown()),
         }
     }
@@ -89,7 +86,10 @@ mod tests {
                 &format!("/v2/a/manifests/{digest}"),
                 format!("Ok(Manifest({digest:?}))"),
             ),
-            (&format!("/v2/a/referrers/{digest}"), "Ok(Referrers)".into()),
+            (
+                &format!("/v2/a/referrers/{digest}"),
+                "Err(Unsupported)".into(),
+            ),
             ("/v2/a/blobs/sha256:00", "Err(DigestInvalid)".into()),
             ("/v2/a/manifests/sha512:00", "Err(DigestInvalid)".into()),
             ("/v2/a/blobs/uploads/", "Err(Unsupported)".into()),

@@ -45,7 +45,8 @@ pub enum ServeError {
 }
 
 impl Replica {
-    /// Serves a store's images to those who have access, in clear without `tls`. `report` gets what its owner should know.
+    /// Serves a store's images to those who have access, in clear without `tls`. `report` gets what its owner should
+    /// know.
     #[must_use]
     pub fn new(
         store: Store,
@@ -62,6 +63,12 @@ impl Replica {
             report,
             transfers: Arc::default(),
         }
+    }
+
+    /// Returns whether anyone may read who can connect.
+    pub(crate) fn is_open(&self) -> bool {
+        let knows_clients = self.tls.as_ref().is_some_and(Tls::knows_clients);
+        self.access.is_open() && !knows_clients
     }
 
     /// Returns the registry of names that say none.
@@ -82,20 +89,21 @@ impl Replica {
     }
 
     /// Returns the manifest of a name: the registry's of now, where it is one to pull from, else the store's.
-    /// `is_ours` is a request of a server like this one, which may be waiting for it: nothing is pulled for that.
+    /// Nothing is pulled for a request through a server like this one, which may be waiting for this one's own pull.
     pub(crate) async fn named(
         &self,
         reference: Reference,
-        is_ours: bool,
+        is_through_a_replica: bool,
+        address: IpAddr,
     ) -> Result<Published, Problem> {
         let mut failed = None;
-        if let Some(upstream) = self.upstream.as_ref().filter(|_| !is_ours)
-            && upstream.has(&reference)
+        if let Some(upstream) = self.upstream.as_ref().filter(|_| !is_through_a_replica)
+            && upstream.pulls_from(&reference)
         {
             let (catalog, name) = (Arc::clone(&self.catalog), reference.clone());
             let is_here = spawn_blocking(move || catalog.has(&name)).await;
             let is_here = is_here.unwrap_or_default();
-            let fetched = upstream.fetch(self.catalog.store(), &reference, is_here);
+            let fetched = upstream.fetch(self.catalog.store(), &reference, address, is_here);
             failed = fetched.await.err();
         }
         let here = self
@@ -141,8 +149,8 @@ async fn attend(replica: Arc<Replica>, stream: TcpStream, place: Arc<Connection>
         return;
     };
     let client = Client {
-        address: address.ip(),
-        is_local: here.ip().is_loopback(),
+        address: address.ip().to_canonical(),
+        is_local: here.ip().to_canonical().is_loopback(),
     };
     let stream = Patient::new(stream);
     let reading = stream.reading();

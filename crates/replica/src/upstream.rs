@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ use crate::problem::{Code, Problem};
 /// Most pulls of a registry at a time, and most that are under way or wait for their turn.
 const PULLS: usize = 4;
 const WAITING: usize = 64;
+/// Most of them that one client has asked for first.
+const OF_ONE: usize = 16;
 
 /// Attempts at one request: clients ask again, and others wait for their turn.
 const ATTEMPTS: u32 = 2;
@@ -44,6 +47,8 @@ type Ended = Option<(Instant, Result<(), Failed>)>;
 struct Failed {
     code: Code,
     message: String,
+    /// Whether the registry can't be reached at all.
+    is_out: bool,
 }
 
 /// Registries from which images are pulled for clients.
@@ -69,6 +74,8 @@ struct Pull {
     ended: watch::Receiver<Ended>,
     /// When a client asked for it last.
     asked: Instant,
+    /// Who asked for it first.
+    client: IpAddr,
 }
 
 impl fmt::Debug for Upstream {
@@ -84,7 +91,7 @@ impl Upstream {
     pub fn new(registries: Vec<String>, options: PullOptions, report: Report) -> Option<Self> {
         let mut settings = Settings::clone(&options.settings);
         settings.transfer.attempts = settings.transfer.attempts.min(ATTEMPTS);
-        settings.transfer.is_for_others = true;
+        settings.transfer.sends_via = true;
         let registry = |name| Registry {
             name,
             slots: Semaphore::new(PULLS),
@@ -111,7 +118,7 @@ impl Upstream {
     }
 
     /// Returns whether an image is of a registry that was named.
-    pub(crate) fn has(&self, reference: &Reference) -> bool {
+    pub(crate) fn pulls_from(&self, reference: &Reference) -> bool {
         self.registry(reference).is_some()
     }
 
@@ -130,9 +137,10 @@ impl Upstream {
         self: &Arc<Self>,
         store: &Store,
         reference: &Reference,
+        client: IpAddr,
         is_here: bool,
     ) -> Result<(), Problem> {
-        let Some(mut ended) = self.join(store, reference) else {
+        let Some(mut ended) = self.join(store, reference, client) else {
             return Err(Problem::busy("too many images are being pulled", AGAIN));
         };
         let patience = if is_here {
@@ -147,7 +155,7 @@ impl Upstream {
         };
         match ended {
             Some((_, Ok(()))) => Ok(()),
-            Some((_, Err(Failed { code, message }))) => Err(Problem::new(code, message)),
+            Some((_, Err(Failed { code, message, .. }))) => Err(Problem::new(code, message)),
             None => Err(Problem::busy(format!("{reference} was not pulled"), AGAIN)),
         }
     }
@@ -157,6 +165,7 @@ impl Upstream {
         self: &Arc<Self>,
         store: &Store,
         reference: &Reference,
+        client: IpAddr,
     ) -> Option<watch::Receiver<Ended>> {
         let mut pulls = self.pulls();
         pulls.retain(|_, pull| !pull.is_over());
@@ -164,17 +173,20 @@ impl Upstream {
             pull.asked = Instant::now();
             return Some(pull.ended.clone());
         }
-        let is_of = |other: &Reference| other.registry() == reference.registry();
-        let waiting = pulls
-            .iter()
-            .filter(|(other, pull)| is_of(other) && pull.waits());
-        if waiting.count() >= WAITING {
+        let waiting = |is_one: &dyn Fn(&Reference, &Pull) -> bool| {
+            let all = pulls.iter().filter(|(other, pull)| is_one(other, pull));
+            all.filter(|(_, pull)| pull.waits()).count()
+        };
+        if waiting(&|other, _| other.registry() == reference.registry()) >= WAITING
+            || waiting(&|_, pull| pull.client == client) >= OF_ONE
+        {
             return None;
         }
         let (end, ended) = watch::channel(None);
         let pull = Pull {
             ended: ended.clone(),
             asked: Instant::now(),
+            client,
         };
         pulls.insert(reference.clone(), pull);
         drop(pulls);
@@ -201,6 +213,7 @@ impl Upstream {
             return Some(Err(Failed {
                 code: Code::Gateway,
                 message: format!("{} can't be reached", registry.name),
+                is_out: true,
             }));
         }
         (self.report)(&format!("pulling {reference}"));
@@ -210,13 +223,7 @@ impl Upstream {
             Err(error) => (self.report)(&error.to_string()),
         }
         let failed = pulled.err().map(|error| Failed::of(&error, reference));
-        registry.note(matches!(
-            failed,
-            Some(Failed {
-                code: Code::Gateway,
-                ..
-            })
-        ));
+        registry.note(failed.as_ref().is_some_and(|failed| failed.is_out));
         Some(failed.map_or(Ok(()), Err))
     }
 
@@ -226,23 +233,36 @@ impl Upstream {
 }
 
 impl Failed {
-    /// Says what a client can make use of. Paths of this machine are for its owner alone.
+    /// Says what a client can make use of. Paths, settings and logins of this machine are for its owner alone.
     fn of(error: &PullError, reference: &Reference) -> Self {
-        let (code, message) = match error {
-            PullError::Registry(error) if error.reason.is_outage() => {
-                (Code::Gateway, error.to_string())
-            }
-            PullError::Registry(error) => (Code::ManifestUnknown, error.to_string()),
-            PullError::Manifest { .. } => (
+        let failed = |code, message: String| Self {
+            code,
+            message,
+            is_out: false,
+        };
+        let registry = reference.registry();
+        match error {
+            PullError::Registry(error) if error.reason.is_missing() => failed(
+                Code::ManifestUnknown,
+                format!("{registry} has no {reference}, or shows it to others only"),
+            ),
+            PullError::Registry(error) if error.reason.is_unreachable() => Self {
+                is_out: true,
+                ..failed(Code::Gateway, format!("{registry} can't be reached"))
+            },
+            PullError::Registry(_) => failed(
+                Code::Gateway,
+                format!("{registry} did not give {reference}: the server says why"),
+            ),
+            PullError::Manifest { .. } => failed(
                 Code::ManifestUnknown,
                 format!("{reference} has no image that can be served: the server says why"),
             ),
-            _ => (
+            _ => failed(
                 Code::Unknown,
                 format!("{reference} was not pulled: the server says why"),
             ),
-        };
-        Self { code, message }
+        }
     }
 }
 

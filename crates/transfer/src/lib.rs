@@ -17,7 +17,7 @@ mod traced;
 pub use cancellation::Cancellation;
 pub use login::check_login_blocking;
 pub use micabox_registry::{
-    Credential, Credentials, LoginError, LoginFile, Reason, RegistryError, Unauthorized,
+    Credential, Credentials, LoginError, LoginFile, PSEUDONYM, Reason, RegistryError, Unauthorized,
 };
 pub use pull::{PullError, PullOptions, pull, pull_blocking};
 pub use push::{PushError, PushOptions, Pushed, push, push_blocking};

@@ -225,7 +225,7 @@ fn tokens_are_passwords_and_everything_is_not_for_everybody() {
     let home = Home::new();
     let file = home.path().join("tokens");
     let path = file.to_str().unwrap();
-    for (text, part) in [("# none\n\n", "has no token"), ("short\n", "16 characters")] {
+    for (text, part) in [("# none\n\n", "has no token"), ("short\n", "16 bytes")] {
         fs::write(&file, text).unwrap();
         let failed = home.output(&["store", "serve", "--token-file", path]);
         assert!(
@@ -522,6 +522,16 @@ fn a_browsers_page_can_not_ask_by_a_name_of_its_own() {
     ] {
         assert_eq!(ask(host), "403", "{host}");
     }
+    for header in [
+        "Origin: http://127.0.0.1",
+        "Sec-Fetch-Site: cross-site",
+        "Sec-Fetch-Site: same-origin",
+    ] {
+        let refused = replica.ask(&format!("GET /v2/ HTTP/1.1\r\n{header}"));
+        assert_eq!(status(&refused), "403", "{header}");
+    }
+    let typed = replica.ask("GET /v2/ HTTP/1.1\r\nSec-Fetch-Site: none");
+    assert_eq!(status(&typed), "200");
     let tag = "/v2/box/manifests/latest HTTP/1.1";
     let (head, _) = replica.ask(&format!("GET {tag}"));
     let etag = head

@@ -23,7 +23,7 @@ const DESCRIPTORS: u64 = 16 << 10;
 ///
 /// Anything that pulls from registries can pull from it: mica, Docker, containerd, skopeo. Layers are sent as they were
 /// archived, not compressed, so an image that was compressed has another digest here: pull it by a tag. Machines
-/// with mica need one line in their settings, `mirrors = ["http://HOST:5000"]` below `[registry."docker.io"]`.
+/// with mica name it as a mirror in their settings.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Address and port; port 0 takes a free one

@@ -70,11 +70,20 @@ fn what_is_asked_for_is_pulled_and_stays_when_its_registry_is_gone() {
     );
     assert_eq!(status(&replica.get("/v2/team/box/manifests/2")), "404");
 
-    // A server like this one may be waiting for its own pull.
+    // A server like this one may be waiting for its own pull, also behind a proxy.
     let before = fs::read_to_string(&log).unwrap();
-    let ours = replica.ask("GET /v2/team/none/manifests/1 HTTP/1.1\r\nVia: 1.1 mica");
-    assert_eq!(status(&ours), "404");
+    for via in [
+        "1.1 mica",
+        "1.1 mica, 1.1 other",
+        "1.0 other\r\nVia: 2 mica",
+    ] {
+        let head = format!("GET /v2/team/none/manifests/1 HTTP/1.1\r\nVia: {via}");
+        assert_eq!(status(&replica.ask(&head)), "404", "{via}");
+    }
     assert_eq!(fs::read_to_string(&log).unwrap(), before);
+    let other = "GET /v2/team/none/manifests/1 HTTP/1.1\r\nVia: 1.1 other";
+    assert_eq!(status(&replica.ask(other)), "404");
+    assert_ne!(fs::read_to_string(&log).unwrap(), before);
 
     drop(registry);
     let client = Home::empty();
@@ -162,5 +171,54 @@ fn a_server_with_the_racks_settings_does_not_ask_itself() {
     let client = Home::empty();
     // It says nothing of a mirror that was passed over.
     with_settings(&client, &settings, &["pull", &name]).ok();
+    replica.end();
+}
+
+#[test]
+fn clients_are_not_told_what_is_this_machines() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = directory.path().join("config.toml");
+    // A registry that there is not, with an authority that can't be read.
+    let registry = "127.0.0.1:1";
+    let table = format!("[registry.\"{registry}\"]\nplain-http = false\nca = [\"secret.pem\"]\n");
+    fs::write(&settings, table).unwrap();
+    let home = Home::empty();
+    let log = directory.path().join("log");
+    let mut mica = home.mica(&[
+        "store",
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--pull-through",
+        registry,
+    ]);
+    mica.env("MICABOX_CONFIG", &settings)
+        .stderr(fs::File::create(&log).unwrap());
+    let replica = Replica::of(mica);
+    let refused = replica.get("/v2/team/box/manifests/1");
+    assert_eq!(status(&refused), "502");
+    let said = String::from_utf8_lossy(&refused.1).into_owned();
+    assert!(
+        !said.contains("secret") && said.contains("the server says why"),
+        "{said}"
+    );
+    assert!(fs::read_to_string(&log).unwrap().contains("secret.pem"));
+    replica.end();
+
+    fs::write(&settings, "").unwrap();
+    let mut mica = home.mica(&[
+        "store",
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--pull-through",
+        registry,
+    ]);
+    mica.env("MICABOX_CONFIG", &settings).stderr(Stdio::null());
+    let replica = Replica::of(mica);
+    let refused = replica.get("/v2/team/box/manifests/1");
+    assert_eq!(status(&refused), "502");
+    let said = String::from_utf8_lossy(&refused.1).into_owned();
+    assert!(said.contains("127.0.0.1:1 can't be reached"), "{said}");
     replica.end();
 }
