@@ -3,15 +3,16 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use micabox_image::Store;
 use micabox_image::progress::Silent;
-use micabox_oci::Reference;
+use micabox_oci::{Digest, Reference};
 use micabox_transfer::{PullError, PullOptions, PullPolicy, Settings, pull};
 use tokio::sync::{Semaphore, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::Report;
 use crate::problem::{Code, Problem};
@@ -51,11 +52,15 @@ struct Failed {
     is_out: bool,
 }
 
+/// Pulls an image, and returns its manifest's digest. Tests have pulls that never end.
+type Puller = Box<dyn Fn(Store, Reference) -> Pulled + Send + Sync>;
+type Pulled = Pin<Box<dyn Future<Output = Result<Digest, PullError>> + Send>>;
+
 /// Registries from which images are pulled for clients.
 pub struct Upstream {
     /// Not empty. The first one has the images whose registry a client doesn't say.
     registries: Vec<Registry>,
-    options: PullOptions,
+    pull: Puller,
     pulls: Mutex<HashMap<Reference, Pull>>,
     report: Report,
 }
@@ -92,24 +97,35 @@ impl Upstream {
         let mut settings = Settings::clone(&options.settings);
         settings.transfer.attempts = settings.transfer.attempts.min(ATTEMPTS);
         settings.transfer.sends_via = true;
+        let options = Arc::new(PullOptions {
+            // A tag may have moved. Layers that the store has are not fetched again.
+            policy: PullPolicy::Always,
+            layers_from_elsewhere: false,
+            settings: Arc::new(settings),
+            ..options
+        });
+        let pull = move |store, reference| -> Pulled {
+            let options = Arc::clone(&options);
+            Box::pin(async move {
+                let image = pull(&store, &reference, &options, Arc::new(Silent)).await?;
+                Ok(image.manifest_digest)
+            })
+        };
+        (!registries.is_empty()).then(|| Self::with(registries, Box::new(pull), report))
+    }
+
+    fn with(registries: Vec<String>, pull: Puller, report: Report) -> Self {
         let registry = |name| Registry {
             name,
             slots: Semaphore::new(PULLS),
             is_out: Mutex::default(),
         };
-        let registries: Vec<_> = registries.into_iter().map(registry).collect();
-        (!registries.is_empty()).then(|| Self {
-            registries,
-            options: PullOptions {
-                // A tag may have moved. Layers that the store has are not fetched again.
-                policy: PullPolicy::Always,
-                layers_from_elsewhere: false,
-                settings: Arc::new(settings),
-                ..options
-            },
+        Self {
+            registries: registries.into_iter().map(registry).collect(),
+            pull,
             pulls: Mutex::default(),
             report,
-        })
+        }
     }
 
     /// Returns the registry of names that say none.
@@ -217,9 +233,9 @@ impl Upstream {
             }));
         }
         (self.report)(&format!("pulling {reference}"));
-        let pulled = pull(store, reference, &self.options, Arc::new(Silent)).await;
+        let pulled = (self.pull)(store.clone(), reference.clone()).await;
         match &pulled {
-            Ok(image) => (self.report)(&format!("pulled {reference}: {}", image.manifest_digest)),
+            Ok(digest) => (self.report)(&format!("pulled {reference}: {digest}")),
             Err(error) => (self.report)(&error.to_string()),
         }
         let failed = pulled.err().map(|error| Failed::of(&error, reference));
@@ -295,5 +311,148 @@ impl Pull {
             // Its task is gone.
             None => self.ended.has_changed().is_err(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use micabox_registry::{Direction, Reason, RegistryError};
+    use tokio::time::sleep;
+
+    use super::*;
+
+    const DEAD: &str = "dead.example";
+    const GOOD: &str = "good.example";
+
+    struct Tried {
+        upstream: Arc<Upstream>,
+        store: Store,
+        _directory: tempfile::TempDir,
+        /// How many pulls have begun.
+        begun: Arc<AtomicUsize>,
+    }
+
+    /// Pulls take this time, or fail as what can't be reached.
+    fn with(time: Option<Duration>) -> Tried {
+        let directory = tempfile::tempdir().unwrap();
+        let begun: Arc<AtomicUsize> = Arc::default();
+        let count = Arc::clone(&begun);
+        let pull = move |_, reference: Reference| -> Pulled {
+            count.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async move {
+                match time {
+                    _ if reference.registry() == DEAD => std::future::pending().await,
+                    Some(time) => sleep(time).await,
+                    None => return Err(PullError::Registry(unreachable(&reference))),
+                }
+                Ok(Digest::of(b""))
+            })
+        };
+        let registries = [DEAD, GOOD].map(str::to_owned).into();
+        Tried {
+            upstream: Arc::new(Upstream::with(registries, Box::new(pull), Arc::new(|_| {}))),
+            store: Store::open(&directory.path().join("store")).unwrap(),
+            _directory: directory,
+            begun,
+        }
+    }
+
+    fn unreachable(reference: &Reference) -> RegistryError {
+        let reason = Reason::Connect {
+            host: reference.registry().to_owned(),
+            problem: "refused".to_owned(),
+        };
+        RegistryError {
+            direction: Direction::Fetch,
+            what: reference.to_string(),
+            host: reference.registry().to_owned(),
+            reason: Box::new(reason),
+        }
+    }
+
+    impl Tried {
+        async fn fetch(&self, client: u8, name: &str) -> Result<(), Code> {
+            let reference = name.parse().unwrap();
+            let client = IpAddr::from([192, 0, 2, client]);
+            let fetched = self.upstream.fetch(&self.store, &reference, client, false);
+            fetched.await.map_err(|problem| problem.code)
+        }
+
+        fn begun(&self) -> usize {
+            self.begun.load(Ordering::Relaxed)
+        }
+    }
+
+    const BUSY: Result<(), Code> = Err(Code::TooManyRequests);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_registry_that_says_nothing_leaves_the_others_alone() {
+        let tried = with(Some(Duration::ZERO));
+        for number in 0..2 * PULLS {
+            let name = format!("{DEAD}/x:{number}");
+            assert_eq!(tried.fetch(1, &name).await, BUSY);
+        }
+        assert_eq!(tried.begun(), PULLS);
+        assert_eq!(tried.fetch(1, &format!("{GOOD}/x:1")).await, Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_client_leaves_pulls_to_others() {
+        let tried = with(Some(Duration::ZERO));
+        for number in 0..OF_ONE {
+            assert_eq!(tried.fetch(1, &format!("{DEAD}/x:{number}")).await, BUSY);
+        }
+        let before = Instant::now();
+        assert_eq!(tried.fetch(1, &format!("{GOOD}/x:1")).await, BUSY);
+        assert_eq!(before.elapsed(), Duration::ZERO);
+        assert_eq!(tried.fetch(2, &format!("{GOOD}/x:1")).await, Ok(()));
+        // Who joins another one's pull has begun none.
+        let begun = tried.begun();
+        assert_eq!(tried.fetch(1, &format!("{GOOD}/x:1")).await, Ok(()));
+        assert_eq!(tried.begun(), begun);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_ask_at_once_share_a_pull_and_its_result_for_a_moment() {
+        let tried = with(Some(Duration::from_secs(30)));
+        let name = format!("{GOOD}/x:1");
+        let (one, other) = tokio::join!(tried.fetch(1, &name), tried.fetch(2, &name));
+        assert_eq!((one, other), (BUSY, BUSY));
+        assert_eq!(tried.fetch(1, &name).await, Ok(()));
+        assert_eq!(tried.fetch(2, &name).await, Ok(()));
+        assert_eq!(tried.begun(), 1);
+        sleep(FRESH * 2).await;
+        assert_eq!(tried.fetch(1, &name).await, BUSY);
+        assert_eq!(tried.begun(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_registry_that_can_not_be_reached_rests() {
+        let tried = with(None);
+        for number in 0..3 {
+            let name = format!("{GOOD}/x:{number}");
+            assert_eq!(tried.fetch(1, &name).await, Err(Code::Gateway));
+        }
+        assert_eq!(tried.begun(), 1);
+        sleep(REST).await;
+        let name = format!("{GOOD}/x:0");
+        assert_eq!(tried.fetch(1, &name).await, Err(Code::Gateway));
+        assert_eq!(tried.begun(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_that_nobody_waits_for_does_not_begin() {
+        let tried = with(Some(FORGOTTEN * 4));
+        for number in 0..=PULLS {
+            assert_eq!(tried.fetch(1, &format!("{GOOD}/x:{number}")).await, BUSY);
+        }
+        sleep(FORGOTTEN * 10).await;
+        assert_eq!(tried.begun(), PULLS);
+        // Asked for again, it does.
+        let name = format!("{GOOD}/x:{PULLS}");
+        assert_eq!(tried.fetch(1, &name).await, BUSY);
+        assert_eq!(tried.begun(), PULLS + 1);
     }
 }
