@@ -87,18 +87,13 @@ impl Catalog {
     ///
     /// A [`Problem`]: there is none.
     pub fn manifest(&self, digest: &Digest) -> Result<Published, Problem> {
-        let known = self.known().served.get(digest).copied();
-        if let Some(manifest) = known
-            && let Ok(published) = self.published(&manifest)
-            && published.digest == *digest
-        {
+        if let Some(published) = self.known_as(digest) {
             return Ok(published);
         }
         let list = self.list()?;
         // Listing has found all manifests that were there.
-        let known = self.known().served.get(digest).copied();
-        if let Some(manifest) = known {
-            return self.published(&manifest);
+        if let Some(published) = self.known_as(digest) {
+            return Ok(published);
         }
         let is_compressed = list.images.iter().any(|i| i.manifest_digest == *digest);
         let message = if is_compressed {
@@ -107,6 +102,13 @@ impl Catalog {
             "the store has no manifest of this digest"
         };
         Err(Problem::new(Code::ManifestUnknown, message))
+    }
+
+    /// Returns the manifest of this digest, if it was served before and its image is still there.
+    fn known_as(&self, digest: &Digest) -> Option<Published> {
+        let manifest = self.known().served.get(digest).copied()?;
+        let published = self.published(&manifest).ok()?;
+        (published.digest == *digest).then_some(published)
     }
 
     /// Returns a config, if an image has it.
