@@ -1,13 +1,15 @@
-//! Connections of HTTP clients that nobody knows: their number, their silence and their pace are bounded.
+//! Bounds on HTTP clients that are not authenticated yet: number of connections, idle time, transfer rate.
 //!
 //! A server takes a connection with [`accept`], reads it through [`Patient`], and says by [`Connection::set_used`]
 //! which requests were let in. [`http`] has the bounds of heads, [`ended`] is how such a server ends.
 
 mod connections;
+mod holding;
 mod pace;
 mod patient;
 
 pub use connections::{CONNECTIONS, Connection, Connections};
+pub use holding::Holding;
 pub use pace::Pace;
 pub use patient::{Paced, Patient, Reading};
 

@@ -1,4 +1,4 @@
-//! Who may read: everybody, those with a token, or those with a certificate (which TLS has checked by then).
+//! Who may read: any client, those with a token, or those with a certificate (which TLS has checked by then).
 
 use std::fs;
 use std::io;
@@ -20,7 +20,7 @@ pub const CHALLENGE: &str = "Basic realm=\"mica store\"";
 /// Who may read.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// Digests of tokens, one of which a client must have; without any, everybody may read.
+    /// Digests of tokens, one of which a client must have; without any, every client may read.
     tokens: Vec<[u8; 32]>,
 }
 
@@ -79,7 +79,7 @@ impl Access {
         Ok(Self { tokens })
     }
 
-    /// Returns whether everybody may read.
+    /// Returns whether every client may read.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.tokens.is_empty()

@@ -205,6 +205,7 @@ impl Catalog {
         if let Some(list) = kept.as_ref().filter(|list| list.since.elapsed() < MOMENT) {
             return Ok(list.clone());
         }
+        let since = Instant::now();
         let images = self.store.images();
         let unlisted =
             |error: store::Error| Problem::ours("the store can't be listed", error.to_string());
@@ -218,10 +219,7 @@ impl Catalog {
                 None => drop(self.published(&image.manifest_digest)),
             }
         }
-        let list = List {
-            since: Instant::now(),
-            images,
-        };
+        let list = List { since, images };
         *kept = Some(list.clone());
         Ok(list)
     }

@@ -53,7 +53,7 @@ impl<'a> Asked<'a> {
         };
         match (kind, last) {
             ("tags", "list") => Ok(Self::Tags(name)),
-            ("manifests", digest_) if digest_.contains(':') => digest(digest_).map(Self::Manifest),
+            ("manifests", last) if last.contains(':') => digest(last).map(Self::Manifest),
             ("manifests", tag) => Ok(Self::Tag(name, tag)),
             ("blobs", last) => digest(last).map(Self::Blob),
             _ => Err(unknown()),

@@ -3,16 +3,12 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use bytes::Bytes;
-use hyper::body::{Frame, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use micabox_image::Store;
-use micabox_listen::{Connection, Connections, HEAD, Patient, Reading};
+use micabox_listen::{Connection, Connections, HEAD, Holding, Patient, Reading};
 use micabox_oci::Reference;
 use micabox_oci::reference::DEFAULT_REGISTRY;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
@@ -187,7 +183,7 @@ async fn converse(
             let let_in = || used.0.set_used(true);
             let reply = answer::answer(&replica, &request, client, let_in).await;
             reading.begin(&reply);
-            Ok::<_, Infallible>(reply.map(|body| Body::new(Holding { body, _used: used })))
+            Ok::<_, Infallible>(reply.map(|body| Body::new(Holding::new(body, used))))
         }
     });
     let connection = micabox_listen::http().serve_connection(TokioIo::new(stream), service);
@@ -201,30 +197,5 @@ struct Used(Arc<Connection>);
 impl Drop for Used {
     fn drop(&mut self) {
         self.0.set_used(false);
-    }
-}
-
-struct Holding {
-    body: Body,
-    _used: Used,
-}
-
-impl hyper::body::Body for Holding {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

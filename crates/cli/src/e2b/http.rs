@@ -8,10 +8,10 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full};
-use hyper::body::{Body as _, Frame, SizeHint};
+use hyper::body::{Body as _, Frame};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{HeaderMap, StatusCode};
-use micabox_listen::Paced;
+use micabox_listen::{Holding, Paced};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, ReadBuf};
@@ -136,32 +136,7 @@ impl hyper::body::Body for Reading {
 
 /// A body with what is kept until it has been sent.
 pub fn holding(body: Body, call: Arc<Call>) -> Body {
-    BodyExt::boxed_unsync(Holding { body, _call: call })
-}
-
-struct Holding {
-    body: Body,
-    _call: Arc<Call>,
-}
-
-impl hyper::body::Body for Holding {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+    BodyExt::boxed_unsync(Holding::new(body, call))
 }
 
 /// The body of a request that needs none.

@@ -51,7 +51,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     client_ca: Option<PathBuf>,
 
-    /// Let everybody who can reach it read every image, where it is not for this machine alone
+    /// Serve clients without a token or certificate at an address that other machines can reach
     #[arg(long, conflicts_with_all = ["token_file", "client_ca"])]
     anonymous: bool,
 }
@@ -111,7 +111,8 @@ pub fn execute(line: Line) -> Outcome {
     Ok(0)
 }
 
-/// Refuses to give everything to everybody unless told so, and says what others can read on the way.
+/// Refuses an address that other machines can reach without a token, a certificate or `--anonymous`. Warns of HTTP
+/// without TLS there.
 fn warn(args: &Args, access: &Access, tls: Option<&Tls>) -> Result<(), Failure> {
     let ip = args.listen.ip();
     if ip.is_loopback() {
@@ -120,7 +121,7 @@ fn warn(args: &Args, access: &Access, tls: Option<&Tls>) -> Result<(), Failure> 
     let knows_clients = tls.is_some_and(Tls::knows_clients);
     if access.is_open() && !knows_clients && !args.anonymous {
         return Err(Failure::new(format!(
-            "{ip} can be reached from other machines, and everybody there could read every image of the store"
+            "{ip} can be reached from other machines, and any client there could pull every image of the store"
         ))
         .hint("give --token-file or --client-ca, or --anonymous if that is what you want"));
     }

@@ -149,7 +149,8 @@ fn a_server_with_the_racks_settings_does_not_ask_itself() {
     let source = Home::new();
     let name = format!("{upstream}/team/box:1");
     assert_eq!(source.output(&["push", "box", &name]).code(), 0);
-    // The settings have a port before the server has it. Nobody else uses this address of the loopback interface.
+    // The settings have a port before the server has it. No other process uses this address of the
+    // loopback interface.
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let port = TcpListener::bind((Ipv4Addr::new(127, a | 64, b, c), 0)).unwrap();
     let address = port.local_addr().unwrap().to_string();
