@@ -1,6 +1,7 @@
 //! The code of the fuzz targets. Tests include these modules by path, to run them on mutated files.
 
 pub mod archive;
+pub mod chunks;
 pub mod compressed;
 pub mod disk;
 pub mod dns;

@@ -4,6 +4,7 @@
 //! two ways is refused.
 
 mod document;
+pub mod erofs;
 mod error;
 mod layers;
 mod search;

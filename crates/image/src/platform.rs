@@ -114,6 +114,12 @@ impl Platform {
         Some(self.variant.as_str()).filter(|variant| !variant.is_empty())
     }
 
+    /// Returns whether an image for the platform asks for this feature of its operating system.
+    #[must_use]
+    pub fn has_feature(&self, name: &str) -> bool {
+        self.features.iter().any(|feature| feature == name)
+    }
+
     /// Returns how well `self` runs an image made for `offered`: 0 is an exact match, higher
     /// numbers are other features than wanted, and older variants. `None` if it can't.
     pub fn suits(&self, offered: &Platform) -> Option<usize> {

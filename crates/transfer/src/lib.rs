@@ -13,6 +13,7 @@ mod pull;
 mod push;
 pub mod settings;
 mod traced;
+mod verify;
 
 pub use cancellation::Cancellation;
 pub use login::check_login_blocking;
@@ -20,5 +21,6 @@ pub use micabox_registry::{
     Credential, Credentials, LoginError, LoginFile, PSEUDONYM, Reason, RegistryError, Unauthorized,
 };
 pub use pull::{PullError, PullOptions, pull, pull_blocking};
-pub use push::{PushError, PushOptions, Pushed, push, push_blocking};
+pub use push::{PushError, PushOptions, Pushed, PushedErofs, push, push_blocking};
 pub use settings::{PullPolicy, Settings};
+pub use verify::{Verified, VerifyError, verify_conversion, verify_conversion_blocking};

@@ -1,6 +1,9 @@
 //! Pushes an image: makes the blobs of layers that the registry lacks, sends them, and the
 //! manifest last.
 
+mod erofs;
+
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use oci_spec::image::ImageConfiguration;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, spawn_blocking};
+use url::Url;
 
-use micabox_image::export::{PackError, Packed, config_descriptor, pack_layer, rewrite};
+use micabox_image::export::{PackError, Packed, config_descriptor, pack_layer, rewrite, transfers};
 use micabox_image::manifest::{Document, LayerSource, Manifest, ManifestError, layers_of};
 use micabox_image::progress::{self, Event, LayerState, Phase};
 use micabox_image::store::{self, Image, Layer};
@@ -24,6 +28,8 @@ use crate::pull::{blocking, joined};
 pub struct PushOptions {
     /// Compression of layers whose original blobs the registry doesn't have.
     pub compression: Compression,
+    /// Whether the layers are sent as EROFS images as well, as a second manifest of the same tag.
+    pub erofs: bool,
     /// Registries, timeouts, how many layers at the same time.
     pub settings: Arc<Settings>,
     /// Registry credentials.
@@ -35,6 +41,7 @@ impl PushOptions {
     pub fn new(settings: Arc<Settings>) -> Self {
         Self {
             compression: Compression::default(),
+            erofs: false,
             settings,
             credentials: Credentials::from_environment(),
         }
@@ -49,10 +56,21 @@ pub struct Pushed {
     /// Digest of the pushed manifest. It differs from the one in the store if layers were packed
     /// anew.
     pub manifest_digest: Digest,
+    /// The image's other form, if it was asked for.
+    pub erofs: Option<PushedErofs>,
     /// Number of layers.
     pub layers: usize,
     /// Number of layers that the registry already had, or mounted from another of its repositories.
     pub present: usize,
+}
+
+/// An image whose layers were pushed as EROFS images.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PushedErofs {
+    /// Digest of its manifest.
+    pub manifest_digest: Digest,
+    /// Digest of the index of both forms, which the tag names.
+    pub index_digest: Digest,
 }
 
 /// Why a push failed. Blobs that arrived stay in the registry, so the next attempt continues from
@@ -150,19 +168,36 @@ pub async fn push(
     let push = Arc::new(push);
     let stopped = StopOnDrop(Arc::clone(&push.stop));
     let parallel = options.settings.parallel_layers.get();
+    push.announce(&found, options.erofs);
     let (blobs, present) = push.layers(&found, parallel).await?;
+    let images = if options.erofs {
+        Some(push.images(&found, parallel).await?)
+    } else {
+        None
+    };
 
     push.progress.event(Event::Phase(Phase::Publishing));
-    push.config(store, &found.config).await?;
+    push.config(&found.config).await?;
     let (manifest, media_type) =
-        rewrite(&found.manifest, &found.config, &blobs).map_err(|source| PushError::Manifest {
-            image: found.image.manifest_digest,
-            source: Box::new(source),
-        })?;
+        rewrite(&found.manifest, &found.config, &blobs).map_err(|source| found.unusable(source))?;
+    let pushed = Digest::of(&manifest);
+    // The index, which has the tag, comes last.
+    let name = images.is_some().then(|| pushed.to_string());
     push.destination
-        .put_manifest(tag, &media_type, &manifest)
+        .put_manifest(name.as_deref().unwrap_or(tag), &media_type, &manifest)
         .await?;
-    let (stored, pushed) = (found.image.manifest_digest, Digest::of(&manifest));
+    let erofs = match images {
+        Some(images) => {
+            let archives = Descriptor {
+                media_type,
+                digest: pushed,
+                size: manifest.len() as u64,
+            };
+            Some(push.index(&found, &images, &archives, tag).await?)
+        }
+        None => None,
+    };
+    let stored = found.image.manifest_digest;
     if pushed != stored {
         push.progress.event(Event::Notice(&format!(
             "layers were packed anew: the registry's digest is {pushed}, the store's stays {stored}"
@@ -172,6 +207,7 @@ pub async fn push(
     drop(stopped);
     Ok(Pushed {
         manifest_digest: pushed,
+        erofs,
         reference: destination,
         layers: blobs.len(),
         present,
@@ -188,6 +224,8 @@ struct Found {
     config: Vec<u8>,
     /// All names of the image.
     references: Vec<Reference>,
+    /// Its EROFS images, as progress has them.
+    images: Vec<progress::Layer>,
     /// Keeps `prune` from removing the image.
     _shared: store::Lock,
 }
@@ -215,10 +253,27 @@ impl Found {
                 .next()
                 .map(|image| image.references)
                 .unwrap_or_default(),
+            images: transfers(store, &image)?,
             manifest,
             image,
             _shared: shared,
         })
+    }
+
+    fn unusable(&self, source: ManifestError) -> PushError {
+        PushError::Manifest {
+            image: self.image.manifest_digest,
+            source: Box::new(source),
+        }
+    }
+
+    /// Returns the layers, bottom first, each once: empty ones occur many times in one image.
+    fn unique_layers(&self) -> Vec<(&Layer, &LayerSource)> {
+        let mut seen = HashSet::new();
+        let layers = self.image.layers.iter().zip(&self.sources);
+        layers
+            .filter(|(layer, _)| seen.insert(layer.diff_id))
+            .collect()
     }
 
     /// Returns other repositories of the registry that have, or had, the image.
@@ -269,6 +324,21 @@ struct Push {
 }
 
 impl Push {
+    /// Says what will be sent.
+    fn announce(&self, found: &Found, erofs: bool) {
+        self.progress.event(Event::Phase(Phase::Layers));
+        let layers = found.unique_layers();
+        let archives = layers.iter().map(|(layer, _)| progress::Layer {
+            diff_id: layer.diff_id,
+            blob: layer.uncompressed(),
+        });
+        let mut moved: Vec<_> = archives.collect();
+        if erofs {
+            moved.extend(found.images.iter().cloned());
+        }
+        self.progress.event(Event::Layers(&moved));
+    }
+
     /// Brings every layer to the registry, a few at a time. Returns their blobs there, and how
     /// many of them were there already or mounted.
     async fn layers(
@@ -276,28 +346,10 @@ impl Push {
         found: &Found,
         parallel: usize,
     ) -> Result<(Vec<Descriptor>, usize), PushError> {
-        self.progress.event(Event::Phase(Phase::Layers));
-        let mut unique: Vec<(Layer, LayerSource)> = Vec::new();
-        for (layer, source) in found.image.layers.iter().zip(&found.sources) {
-            if unique
-                .iter()
-                .all(|(other, _)| other.diff_id != layer.diff_id)
-            {
-                unique.push((layer.clone(), source.clone()));
-            }
-        }
-        let moved: Vec<_> = unique
-            .iter()
-            .map(|(layer, _)| progress::Layer {
-                diff_id: layer.diff_id,
-                blob: layer.uncompressed(),
-            })
-            .collect();
-        self.progress.event(Event::Layers(&moved));
-
         let slots = Arc::new(Semaphore::new(parallel));
         let mut tasks = JoinSet::new();
-        for (layer, source) in unique {
+        for (layer, source) in found.unique_layers() {
+            let (layer, source) = (layer.clone(), source.clone());
             let (push, slots) = (Arc::clone(self), Arc::clone(&slots));
             tasks.spawn(async move {
                 // The semaphore is never closed.
@@ -306,7 +358,7 @@ impl Push {
                 Ok::<_, PushError>((layer.diff_id, pushed))
             });
         }
-        let mut pushed = std::collections::HashMap::new();
+        let mut pushed = HashMap::new();
         // The first error drops the other tasks.
         while let Some(ended) = tasks.join_next().await {
             let (diff_id, blob) = joined(ended)?;
@@ -334,41 +386,66 @@ impl Push {
         let known = blocking(move || store.diff_id_of_blob(&blob)).await?;
         if known == Some(layer.diff_id) {
             if self.destination.has(original).await? {
-                self.event(layer, LayerState::Present);
+                self.event(&layer.diff_id, LayerState::Present);
                 return Ok((original.clone(), true));
             }
             for other in &self.others {
                 match self.destination.mount(&original.digest, other).await {
                     Mounted::Yes => {
-                        self.event(layer, LayerState::Present);
+                        self.event(&layer.diff_id, LayerState::Present);
                         return Ok((original.clone(), true));
                     }
                     Mounted::No(url) => address = url.or(address),
                 }
             }
         }
-        let Packed { file, blob } = self.pack(layer).await?;
+        let packed = self.pack(layer).await?;
+        self.send(packed, &layer.diff_id, address).await
+    }
+
+    /// Sends a blob, unless the registry has it. `id` names it in events. Returns it, and whether it was there.
+    async fn send(
+        &self,
+        packed: Packed,
+        id: &Digest,
+        address: Option<Url>,
+    ) -> Result<(Descriptor, bool), PushError> {
+        let Packed { file, blob } = packed;
         if self.destination.has(&blob).await? {
-            self.event(layer, LayerState::Present);
+            self.event(id, LayerState::Present);
             return Ok((blob, true));
         }
-        let diff_id = Some(&layer.diff_id);
         self.destination
-            .upload(&blob, &Arc::new(file), diff_id, address)
+            .upload(&blob, &Arc::new(file), Some(id), address)
             .await?;
-        self.event(layer, LayerState::Done);
+        self.event(id, LayerState::Done);
         Ok((blob, false))
     }
 
     /// Packs a layer's blob into an unnamed file.
     async fn pack(&self, layer: &Layer) -> Result<Packed, PushError> {
         let (store, layer, compression) = (self.store.clone(), layer.clone(), self.compression);
+        let id = layer.diff_id;
+        self.packing(id, move |watch| {
+            pack_layer(&store, &layer, compression, watch)
+        })
+        .await
+    }
+
+    /// Runs `pack` on a thread, reports its progress as that of `id`, and stops it when the push ends.
+    async fn packing<T: Send + 'static>(
+        &self,
+        id: Digest,
+        pack: impl FnOnce(&mut dyn FnMut(u64) -> bool) -> Result<T, PackError> + Send + 'static,
+    ) -> Result<T, PushError> {
         let (progress, stop) = (Arc::clone(&self.progress), Arc::clone(&self.stop));
         let packing = spawn_blocking(move || {
-            let diff_id = &layer.diff_id;
-            pack_layer(&store, &layer, compression, &mut |bytes| {
+            pack(&mut |bytes| {
                 let state = LayerState::Packed { bytes };
-                progress.event(Event::Layer { diff_id, state });
+                progress.event(Event::Layer {
+                    diff_id: &id,
+                    state,
+                });
                 !stop.load(Ordering::Relaxed)
             })
         });
@@ -380,19 +457,18 @@ impl Push {
         }
     }
 
-    async fn config(&self, store: &Store, bytes: &[u8]) -> Result<(), PushError> {
+    async fn config(&self, bytes: &[u8]) -> Result<(), PushError> {
         let blob = config_descriptor(bytes);
         if self.destination.has(&blob).await? {
             return Ok(());
         }
-        let (store, bytes) = (store.clone(), bytes.to_vec());
+        let (store, bytes) = (self.store.clone(), bytes.to_vec());
         let file = blocking(move || store.unnamed(&bytes)).await?;
         let file = Arc::new(file);
         Ok(self.destination.upload(&blob, &file, None, None).await?)
     }
 
-    fn event(&self, layer: &Layer, state: LayerState<'_>) {
-        let diff_id = &layer.diff_id;
+    fn event(&self, diff_id: &Digest, state: LayerState<'_>) {
         self.progress.event(Event::Layer { diff_id, state });
     }
 }

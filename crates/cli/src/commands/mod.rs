@@ -3,6 +3,7 @@
 pub mod attach;
 mod changed;
 pub mod commit;
+pub mod convert;
 pub mod cp;
 pub mod create;
 pub mod diff;

@@ -19,11 +19,18 @@ use crate::{Outcome, bars, settings};
 ///
 /// The digest that it prints is the registry's. It is the store's if the registry had all layers
 /// as they were pulled; layers that are rebuilt are packed anew and have other blobs.
+///
+/// With --erofs the tag names an index of two forms of the image: the archives, which all clients
+/// take, and EROFS images in chunks, which can be read before they are there as a whole.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Compression of layers that the registry lacks: gzip, zstd or none
     #[arg(long, value_name = "HOW", default_value_t)]
     compression: Compression,
+
+    /// Send the layers as EROFS images as well (EROFS image specification)
+    #[arg(long)]
+    erofs: bool,
 
     /// Say nothing meanwhile
     #[arg(short, long)]
@@ -40,6 +47,18 @@ pub struct Args {
     /// The destination: NAME or NAME:TAG [default: the image's name]
     #[arg(value_name = "DESTINATION")]
     destination: Option<Reference>,
+}
+
+/// Pushes both forms of an image, for `mica convert`.
+pub fn both_forms(image: &str, target: &Reference, quiet: bool, json: bool) -> Outcome {
+    execute(&Args {
+        compression: Compression::default(),
+        erofs: true,
+        quiet,
+        json,
+        image: image.to_owned(),
+        destination: Some(target.clone()),
+    })
 }
 
 /// Checks the destination: a name without registry and user means Docker's own images, which only
@@ -75,6 +94,7 @@ pub fn execute(args: &Args) -> Outcome {
     }
     let mut options = PushOptions::new(settings::settings()?);
     options.compression = args.compression;
+    options.erofs = args.erofs;
     let pushed = {
         let progress: Arc<dyn Progress> = if args.quiet {
             Arc::new(Silent)
@@ -90,15 +110,24 @@ pub fn execute(args: &Args) -> Outcome {
         )?
     };
     if args.json {
-        print_json(&json!({
+        let mut result = json!({
             "reference": pushed.reference.to_string(),
             "manifest_digest": pushed.manifest_digest,
             "layers": pushed.layers,
             "present": pushed.present,
-        }))?;
+        });
+        if let Some(erofs) = &pushed.erofs {
+            result["erofs_manifest_digest"] = json!(erofs.manifest_digest);
+            result["index_digest"] = json!(erofs.index_digest);
+        }
+        print_json(&result)?;
     } else {
         let name = pushed.reference.familiar();
-        print(&format!("{name} {}\n", pushed.manifest_digest))?;
+        let digest = match &pushed.erofs {
+            Some(erofs) => erofs.index_digest,
+            None => pushed.manifest_digest,
+        };
+        print(&format!("{name} {digest}\n"))?;
     }
     Ok(0)
 }

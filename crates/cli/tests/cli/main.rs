@@ -2,6 +2,7 @@
 
 mod acl;
 mod bad_input;
+mod convert;
 mod cp;
 mod cp_race;
 mod create;

@@ -5,7 +5,8 @@ use crate::manifest::{Document, ManifestError, digest_of};
 use crate::{Descriptor, Digest, printable};
 use micabox_oci::json::{self, Json};
 
-pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
+/// Media type of an image's manifest.
+pub const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 
 /// Returns the manifest of an image with these blobs for layers, bottom first: the bytes and their

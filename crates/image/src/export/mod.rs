@@ -4,11 +4,19 @@
 //! compressed anew. Archive and diff ID stay the same, and so do the config and the image; the
 //! blob's digest changes with the compression, and with it the manifest's.
 
+mod erofs;
 mod manifest;
 mod pack;
 
-pub(crate) use manifest::{MANIFEST_TYPE, fresh};
+pub use erofs::{
+    Conversion, ConversionError, ErofsDocuments, ErofsEntry, INDEX_TYPE, PackedErofs,
+    convert_image, device_id, erofs_documents, erofs_index, fsmeta_id, pack_device, pack_fsmeta,
+    transfers,
+};
+pub use manifest::MANIFEST_TYPE;
+pub(crate) use manifest::fresh;
 pub use manifest::{config_descriptor, rewrite};
+pub use micabox_chunk::zstd_version;
 pub(crate) use pack::pack;
 pub use pack::{PackError, Packed, pack_layer};
 

@@ -12,7 +12,7 @@ use crate::Descriptor;
 use crate::store::{self, Layer, LayerArchive, Store};
 use micabox_oci::HashingWriter;
 
-const BUFFER: usize = 256 << 10;
+pub(super) const BUFFER: usize = 256 << 10;
 /// zstd's default.
 const ZSTD_LEVEL: i32 = 3;
 
@@ -130,7 +130,7 @@ fn copy(
     }
 }
 
-fn write_error(path: &Path, source: io::Error) -> store::Error {
+pub(super) fn write_error(path: &Path, source: io::Error) -> store::Error {
     let path = PathBuf::from(path);
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => store::Error::Full { path },

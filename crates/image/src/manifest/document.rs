@@ -39,6 +39,8 @@ pub struct Manifest {
     pub config: Entry,
     /// The layers, bottom first.
     pub layers: Vec<Entry>,
+    /// Free text.
+    pub annotations: BTreeMap<String, String>,
 }
 
 /// A descriptor as the document has it: its digest is not yet parsed.
@@ -111,6 +113,7 @@ struct Fields {
     manifests: Option<Vec<Json>>,
     config: Option<Entry>,
     layers: Option<Vec<Entry>>,
+    annotations: BTreeMap<String, String>,
     fs_layers: Option<IgnoredAny>,
 }
 
@@ -165,6 +168,7 @@ impl Document {
             media_type: fields.media_type,
             artifact_type: fields.artifact_type,
             layers: fields.layers.unwrap_or_default(),
+            annotations: fields.annotations,
         })))
     }
 }

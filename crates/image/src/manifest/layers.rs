@@ -6,18 +6,10 @@
 
 use oci_spec::image::ImageConfiguration;
 
+use super::erofs::{CHUNK_INDEX, ROLE, STACKED, UNCOMPRESSED};
 use super::{Entry, Manifest, ManifestError, digest_of};
 use crate::convert::LayerKind;
 use crate::{Descriptor as Blob, Digest, Limits, printable};
-
-/// How a layer takes part in the root, if not as the next one of the stack.
-const ROLE: &str = "org.erofs.role";
-/// The role of a layer that is one of the stack.
-const STACKED: &str = "overlay-lower";
-/// Digest of a compressed EROFS image's contents.
-const UNCOMPRESSED: &str = "org.erofs.uncompressed-digest";
-/// Media types of maps of other layers' chunks: "MUST be silently skipped" without support.
-const CHUNK_INDEX: &str = "application/vnd.erofs.chunk-index.";
 
 /// Beginnings of annotations with which other tools mark blobs that have a layer's media type and
 /// are something else. Their files, if there are any, are not the root's.

@@ -252,6 +252,18 @@ impl Store {
         })
     }
 
+    /// Returns the length of an image's merged metadata in bytes, without its padding.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoImage`], and errors of the disk.
+    pub fn fsmeta_size(&self, image: &Digest) -> Result<u64> {
+        let record = self.image_record(image)?.ok_or_else(|| Error::NoImage {
+            name: image.to_string(),
+        })?;
+        Ok(record.fsmeta.blocks * BLOCK_SIZE)
+    }
+
     /// Publishes an image of layers in the store, and gives it names.
     ///
     /// `manifest` and `config` are the documents' bytes: their digests are the image's and its

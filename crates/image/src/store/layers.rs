@@ -106,6 +106,12 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// Returns the length of its filesystem image in bytes, without its padding.
+    #[must_use]
+    pub fn image_size(&self) -> u64 {
+        self.record.blocks * BLOCK_SIZE
+    }
+
     /// Returns the descriptor of its uncompressed archive.
     #[must_use]
     pub fn uncompressed(&self) -> Descriptor {

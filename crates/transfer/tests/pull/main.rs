@@ -3,6 +3,7 @@
 #[path = "../../../image/tests/image/layer/mod.rs"]
 mod layer;
 
+mod erofs;
 mod faults;
 #[path = "../../../image/tests/image/image.rs"]
 mod image;

@@ -32,6 +32,7 @@ impl Pusher {
         Self {
             options: PushOptions {
                 compression: Compression::Gzip,
+                erofs: false,
                 settings: puller.options.settings.clone(),
                 credentials: Credentials::none(),
             },

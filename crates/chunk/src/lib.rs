@@ -1,0 +1,10 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod cut;
+mod index;
+mod writer;
+
+pub use cut::{Cuts, LARGEST, SMALLEST};
+pub use index::{ChunkError, Compression, Index, IndexError, MEDIA_TYPE};
+pub use writer::{LEVEL, Writer, Written, zstd_version};

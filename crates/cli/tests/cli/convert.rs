@@ -1,0 +1,274 @@
+//! `mica convert` and `mica push --erofs`: both forms of an image, and whether the one was made from the other.
+
+use std::process::Command;
+
+use micabox_testing::{DockerRegistry, run};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::{Home, image};
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+struct Registry {
+    _directory: TempDir,
+    registry: DockerRegistry,
+}
+
+impl Registry {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self {
+            registry: DockerRegistry::start(directory.path(), ""),
+            _directory: directory,
+        }
+    }
+
+    fn name(&self, image: &str) -> String {
+        format!("{}/{image}", self.registry.host())
+    }
+
+    fn url(&self, reference: &str) -> String {
+        format!(
+            "http://{}/v2/box/manifests/{reference}",
+            self.registry.host()
+        )
+    }
+
+    fn get(&self, reference: &str) -> Value {
+        let accept = format!("Accept: {MANIFEST}, {INDEX}");
+        let url = self.url(reference);
+        let text = run(Command::new("curl").args(["-fsS", "-H", &accept, &url]));
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn put(&self, reference: &str, media_type: &str, document: &Value) {
+        let header = format!("Content-Type: {media_type}");
+        let (url, text) = (self.url(reference), document.to_string());
+        let put = [
+            "-fsS",
+            "-X",
+            "PUT",
+            "-H",
+            &header,
+            "--data-binary",
+            &text,
+            &url,
+        ];
+        run(Command::new("curl").args(put));
+    }
+}
+
+/// A registry with `box:1` in both forms, and the store that it came from.
+fn converted() -> (Home, Registry) {
+    let home = Home::empty();
+    home.load(&image::layers(), &image::config());
+    let registry = Registry::new();
+    let name = registry.name("box:1");
+    home.output(&["convert", "box", &name]).ok();
+    (home, registry)
+}
+
+#[test]
+fn a_conversion_is_the_same_wherever_it_is_made() {
+    let (home, registry) = converted();
+    let said = home.output(&["convert", "--json", "box"]).json();
+    let index = registry.get("1");
+    assert_eq!(
+        index["manifests"][1]["digest"],
+        said["erofs_manifest_digest"]
+    );
+    let digest = said["erofs_manifest_digest"].as_str().unwrap();
+    let manifest = registry.get(digest);
+    let (there, here) = (&manifest["layers"], &said["images"]);
+    assert_eq!(
+        there.as_array().unwrap().len(),
+        here.as_array().unwrap().len()
+    );
+    for (number, layer) in there.as_array().unwrap().iter().enumerate() {
+        assert_eq!(layer["digest"], here[number]["digest"]);
+        assert_eq!(layer["size"], here[number]["size"]);
+    }
+    let text = home.output(&["convert", "box"]).ok();
+    assert!(text.ends_with(&format!("{digest}\n")), "{text}");
+    assert!(
+        text.contains("layer 3") && text.contains("metadata"),
+        "{text}"
+    );
+
+    // Pushed again, in the other spelling, and from a store that has pulled the archives.
+    let name = registry.name("box:1");
+    let other = Home::empty();
+    other.output(&["pull", &name]).ok();
+    let again = other.output(&["push", "--erofs", "--json", &name]).json();
+    assert_eq!(
+        again["erofs_manifest_digest"],
+        said["erofs_manifest_digest"]
+    );
+    assert_eq!(registry.get("1"), index);
+
+    // Checked, where nothing of it is known.
+    let fresh = Home::empty();
+    let verified = fresh.output(&["convert", "--verify", &name]).ok();
+    let archives = index["manifests"][0]["digest"].as_str().unwrap();
+    assert_eq!(
+        verified,
+        format!("{digest} is the conversion of {archives}\n")
+    );
+    let verified = fresh
+        .output(&["convert", "--verify", "--json", &name])
+        .json();
+    assert_eq!(
+        (&verified["erofs_manifest_digest"], &verified["layers"]),
+        (&json!(digest), &json!(3))
+    );
+}
+
+/// Publishes `box:lie`, whose form of EROFS images is changed, and returns what `--verify` says of it.
+fn lie(home: &Home, registry: &Registry, change: impl FnOnce(&mut Value)) -> String {
+    let mut index = registry.get("1");
+    let mut manifest = registry.get(index["manifests"][1]["digest"].as_str().unwrap());
+    change(&mut manifest);
+    let text = manifest.to_string();
+    let digest = micabox_image::Digest::of(text.as_bytes());
+    registry.put(&digest.to_string(), MANIFEST, &manifest);
+    index["manifests"][1]["digest"] = json!(digest);
+    index["manifests"][1]["size"] = json!(text.len());
+    registry.put("lie", INDEX, &index);
+    let finished = home.output(&["convert", "--verify", &registry.name("box:lie")]);
+    assert_eq!((finished.code(), finished.stdout()), (1, String::new()));
+    finished.stderr()
+}
+
+#[test]
+fn a_conversion_that_lies_is_found_field_by_field() {
+    let (home, registry) = converted();
+    let digest = format!("sha256:{}", "5".repeat(64));
+    for (name, part) in [
+        ("org.erofs.role", "of layer 2, org.erofs.role is "),
+        (
+            "org.erofs.uncompressed-digest",
+            "of layer 2, org.erofs.uncompressed-digest is ",
+        ),
+        (
+            "org.erofs.chunk-index.range",
+            "of layer 2, org.erofs.chunk-index.range is ",
+        ),
+        (
+            "org.erofs.chunk-index.digest",
+            "of layer 2, org.erofs.chunk-index.digest is ",
+        ),
+        (
+            "org.erofs.chunk-index.mediaType",
+            "of layer 2, org.erofs.chunk-index.mediaType is ",
+        ),
+        (
+            "org.erofs.dmverity.hash_offset",
+            "of layer 2, org.erofs.dmverity.hash_offset is ",
+        ),
+        (
+            "org.erofs.dmverity.root_digest",
+            "of layer 2, org.erofs.dmverity.root_digest is ",
+        ),
+        (
+            "org.erofs.dmverity.block_size",
+            "of layer 2, org.erofs.dmverity.block_size is ",
+        ),
+        ("org.micabox.archive", "of layer 2, org.micabox.archive is "),
+    ] {
+        for value in [json!(digest), Value::Null] {
+            let said = lie(&home, &registry, |manifest| {
+                manifest["layers"][1]["annotations"][name] = value;
+            });
+            assert!(said.contains(part), "{name}: {said}");
+        }
+    }
+    type Change = fn(&mut Value);
+    let changes: [(Change, &str); 8] = [
+        (
+            |m| m["layers"].as_array_mut().unwrap().swap(0, 1),
+            "of layer 1, ",
+        ),
+        (
+            |m| drop(m["layers"].as_array_mut().unwrap().remove(0)),
+            "it has 3 EROFS images, and its archives convert to 4",
+        ),
+        (
+            |m| m["layers"][3] = m["layers"][0].clone(),
+            "of the merged metadata, ",
+        ),
+        (
+            |m| m["layers"][0]["mediaType"] = json!("application/vnd.erofs"),
+            "of layer 1, the media type is application/vnd.erofs, ",
+        ),
+        (
+            |m| {
+                m["layers"][0]["digest"] = m["layers"][3]["digest"].clone();
+                m["layers"][0]["size"] = m["layers"][3]["size"].clone()
+            },
+            "of layer 1, the digest is ",
+        ),
+        (
+            |m| {
+                m["config"]["digest"] = m["layers"][3]["digest"].clone();
+                m["config"]["size"] = m["layers"][3]["size"].clone()
+            },
+            "its config is sha256:",
+        ),
+        (
+            |m| m["annotations"]["more"] = json!("text"),
+            "other fields of its manifest",
+        ),
+        (
+            |m| m["annotations"]["org.micabox.format"] = json!("2"),
+            "was converted in format 2 with zstd 1.5.",
+        ),
+    ];
+    for (change, part) in changes {
+        let said = lie(&home, &registry, change);
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+#[test]
+fn what_can_not_be_checked_is_said() {
+    let (home, registry) = converted();
+    let verify = |name: &str| {
+        let finished = home.output(&["convert", "--verify", &registry.name(name)]);
+        assert_eq!((finished.code(), finished.stdout()), (1, String::new()));
+        finished.stderr()
+    };
+    home.output(&["push", "box", &registry.name("box:plain")])
+        .ok();
+    let said = verify("box:plain");
+    assert!(
+        said.contains("has no form of EROFS images") && said.contains("mica push --erofs"),
+        "{said}"
+    );
+    let mut index = registry.get("1");
+    index["manifests"].as_array_mut().unwrap().remove(0);
+    registry.put("half", INDEX, &index);
+    let said = verify("box:half");
+    assert!(said.contains("has no form of archives"), "{said}");
+    let said = verify("box:none");
+    assert!(said.contains("no such image or tag"), "{said}");
+    let said = home.output(&["convert", "nothing"]);
+    assert_eq!(said.code(), 1);
+    assert!(said.stderr().contains("nothing"), "{}", said.stderr());
+    let said = home.output(&["convert", "--verify", "box", "target"]);
+    assert_eq!(said.code(), 2);
+
+    // Who takes the form of EROFS images by its digest alone is told what it is.
+    let erofs = registry.get("1")["manifests"][1]["digest"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let said = home.output(&["pull", &format!("{}@{erofs}", registry.name("box"))]);
+    assert_eq!(said.code(), 1);
+    assert!(
+        said.stderr().contains("the role `device` (org.erofs.role)"),
+        "{}",
+        said.stderr()
+    );
+}
