@@ -32,6 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let expect = Expect {
         blob,
         diff_id: diff_id.parse()?,
+        archive: None,
     };
     let started = Instant::now();
     let layer = convert_layer_in(place, &store, source, &expect, &Limits::default())?;

@@ -114,6 +114,9 @@ pub fn append_layer(
         return Err(unusable(ManifestError::NoImage));
     };
     let sources = layers_of(&manifest, &base.config, limits).map_err(unusable)?;
+    if sources.iter().any(|source| source.archive.is_some()) {
+        return Err(unusable(ManifestError::NoArchives));
+    }
     let (mut blobs, mut diff_ids): (Vec<_>, Vec<_>) = sources
         .into_iter()
         .map(|source| (source.blob, source.diff_id))
@@ -161,6 +164,7 @@ fn add_layer(
     let expect = Expect {
         blob: Some(blob.clone()),
         diff_id,
+        archive: None,
     };
     convert_layer_in(place, store, file, &expect, limits)
         .map_err(|error| AppendLayerError::Layer(Box::new(error)))?;

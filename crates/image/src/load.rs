@@ -333,6 +333,7 @@ impl Conversion<'_> {
         let expect = Expect {
             blob: Some(blob.clone()),
             diff_id: *diff_id,
+            archive: None,
         };
         let unusable = |source| LoadError::Layer {
             image: called(self.image),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use micabox_erofs::{BLOCK_SIZE, Reader};
 use micabox_image::identity;
-use micabox_image::store::Image;
+use micabox_image::store::{Image, Layer};
 use micabox_vmm::MachineFile;
 
 use crate::plan::{ImageFile, ImageFiles};
@@ -21,11 +21,11 @@ pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
             check(
                 &layer.path,
                 layer.blocks,
-                identity::layer_uuid(&layer.diff_id),
+                identity::layer_uuid(layer.identity()),
             )
         })
         .collect();
-    let diff_ids = || image.layers.iter().map(|layer| &layer.diff_id);
+    let diff_ids = || image.layers.iter().map(Layer::identity);
     let fsmeta = if image.trim.is_empty() {
         identity::fsmeta_uuid(diff_ids())
     } else {

@@ -472,6 +472,7 @@ impl LayerTask {
             blob,
             diff_id,
             urls,
+            archive: _,
         } = &self.layer;
         self.repository.stream(diff_id, blob, urls, sender).await
     }
@@ -489,6 +490,7 @@ impl LayerTask {
         let expect = Expect {
             blob: Some(self.layer.blob.clone()),
             diff_id: self.layer.diff_id,
+            archive: self.layer.archive,
         };
         spawn_blocking(
             move || match store.claim_layer(&expect.diff_id, Some(&blob))? {

@@ -298,6 +298,9 @@ fn sources_of(
     limits: &Limits,
 ) -> Result<Vec<LayerSource>, ManifestError> {
     let sources = layers_of(manifest, config, limits)?;
+    if sources.iter().any(|source| source.archive.is_some()) {
+        return Err(ManifestError::NoArchives);
+    }
     if sources.len() != manifest.layers.len() {
         return Err(ManifestError::LeftOut);
     }

@@ -66,7 +66,7 @@ fn converted() -> (Home, Registry) {
     home.load(&image::layers(), &image::config());
     let registry = Registry::new();
     let name = registry.name("box:1");
-    home.output(&["convert", "box", &name]).ok();
+    home.output(&["convert", "-q", "box", &name]).ok();
     (home, registry)
 }
 
@@ -101,7 +101,9 @@ fn a_conversion_is_the_same_wherever_it_is_made() {
     let name = registry.name("box:1");
     let other = Home::empty();
     other.output(&["pull", &name]).ok();
-    let again = other.output(&["push", "--erofs", "--json", &name]).json();
+    let again = other
+        .output(&["push", "-q", "--erofs", "--json", &name])
+        .json();
     assert_eq!(
         again["erofs_manifest_digest"],
         said["erofs_manifest_digest"]
@@ -239,7 +241,7 @@ fn what_can_not_be_checked_is_said() {
         assert_eq!((finished.code(), finished.stdout()), (1, String::new()));
         finished.stderr()
     };
-    home.output(&["push", "box", &registry.name("box:plain")])
+    home.output(&["push", "-q", "box", &registry.name("box:plain")])
         .ok();
     let said = verify("box:plain");
     assert!(
@@ -271,4 +273,45 @@ fn what_can_not_be_checked_is_said() {
         "{}",
         said.stderr()
     );
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_converted_image_runs_and_is_not_taken_for_its_archives() {
+    let (_, registry) = converted();
+    let name = registry.name("box:1");
+    let home = Home::empty();
+    let erofs = ["--platform", "linux(+erofs)/amd64"];
+    let run = ["run", "--backend", "host", "--name", "one"];
+    let command = [
+        &name,
+        "sh",
+        "-c",
+        "wc -c < /srv/hard; ls /srv/hidden; touch /srv/mine",
+    ];
+    let said = home.output(&[&run[..], &erofs, &command.map(|word| word)].concat());
+    assert_eq!(said.ok(), "160000\nnew\n");
+    home.output(&["store", "fsck"]).ok();
+    let digest = registry.get("1")["manifests"][1]["digest"].clone();
+    let inspected = home.output(&["inspect", "--type", "image", &name]).json();
+    assert_eq!(inspected[0]["image"]["manifest_digest"], digest);
+
+    let other = registry.name("other:1");
+    for words in [
+        &["commit", "one", "new:1"][..],
+        &["push", "-q", &name, &other],
+        &["push", "-q", "--erofs", &name, &other],
+        &["save", "-o", "out.tar", &name],
+        &["convert", "-q", &name, &other],
+    ] {
+        let refused = home.output(words);
+        assert_eq!(refused.code(), 1, "{words:?}");
+        let said = refused.stderr();
+        assert!(said.contains("archive"), "{words:?}: {said}");
+    }
+    assert!(!home.path().join("out.tar").exists());
+    home.output(&["rm", "one"]).ok();
+    home.output(&["rmi", &name]).ok();
+    home.output(&["store", "prune"]).ok();
+    home.output(&["store", "fsck"]).ok();
 }

@@ -180,7 +180,7 @@ fn words(line: &str) -> Vec<OsString> {
 }
 
 /// Every command, and how the text must be shown; empty if none of it is shown.
-const COMMANDS: [(&str, &str); 106] = [
+const COMMANDS: [(&str, &str); 109] = [
     ("ext4 ls disk", SEEN),
     ("ext4 ls disk", BYTES),
     ("ext4 ls -l disk", SEEN),
@@ -268,6 +268,9 @@ const COMMANDS: [(&str, &str); 106] = [
     ("save -o out @", LINE),
     ("push @", LINE),
     ("push box @", USAGE),
+    ("convert @", LINE),
+    ("convert box @", USAGE),
+    ("convert --verify @", LINE),
     ("tag box @", USAGE),
     ("rmi @", LINE),
     ("store fsck", SEEN),

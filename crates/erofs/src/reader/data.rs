@@ -177,7 +177,7 @@ impl<R: ReadAt> Reader<R> {
 
     /// Returns the position of a regular file's bytes in the form that [`crate::Tree`] has. `None`
     /// if some are packed into the inode.
-    pub(crate) fn data(&self, inode: &Inode) -> Result<Option<Data>> {
+    pub fn data(&self, inode: &Inode) -> Result<Option<Data>> {
         if inode.size == 0 {
             return Ok(Some(Data::Contiguous { block: 0 }));
         }

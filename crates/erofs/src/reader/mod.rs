@@ -93,6 +93,25 @@ impl Inode {
     }
 }
 
+/// Returns the length in bytes, without padding, of the image that begins with `head`, its first block.
+///
+/// # Errors
+///
+/// Those of [`Reader::open`] for the superblock.
+pub fn length_of(head: &[u8]) -> Result<u64> {
+    let superblock = head.get(in_memory(SUPERBLOCK_OFFSET)..in_memory(BLOCK_SIZE));
+    let superblock = decode(superblock.ok_or(Error::NotErofs)?)?;
+    Ok(u64::from(superblock.blocks) * BLOCK_SIZE)
+}
+
+fn decode(superblock: &[u8]) -> Result<Superblock> {
+    Superblock::decode(superblock).map_err(|problem| match problem {
+        SuperblockProblem::Magic => Error::NotErofs,
+        SuperblockProblem::Checksum => Error::Corrupt("the superblock's checksum is wrong"),
+        SuperblockProblem::Unsupported(what) => Error::Unsupported(what),
+    })
+}
+
 impl<R: ReadAt> Reader<R> {
     /// Opens an image: checks the superblock and reads the table of devices.
     ///
@@ -109,11 +128,7 @@ impl<R: ReadAt> Reader<R> {
         source
             .read_exact_at(&mut head, SUPERBLOCK_OFFSET)
             .map_err(Error::Read)?;
-        let superblock = Superblock::decode(&head).map_err(|problem| match problem {
-            SuperblockProblem::Magic => Error::NotErofs,
-            SuperblockProblem::Checksum => Error::Corrupt("the superblock's checksum is wrong"),
-            SuperblockProblem::Unsupported(what) => Error::Unsupported(what),
-        })?;
+        let superblock = decode(&head)?;
         let size = u64::from(superblock.blocks) * BLOCK_SIZE;
         if size > source_size {
             return Err(Error::Corrupt("it is shorter than its superblock says"));

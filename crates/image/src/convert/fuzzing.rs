@@ -65,5 +65,6 @@ fn expect(diff_id: Digest) -> Expect {
     Expect {
         blob: None,
         diff_id,
+        archive: None,
     }
 }

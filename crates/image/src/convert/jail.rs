@@ -67,6 +67,7 @@ impl Call for Task {
         let expect = Expect {
             blob: None,
             diff_id: self.diff_id,
+            archive: self.kind.archive(),
         };
         let expected = Expected {
             what: &expect,
@@ -192,7 +193,7 @@ fn check(converted: &Converted, kind: LayerKind, recipe: &File) -> Result<(), Re
     let length = recipe.metadata().map_err(Reason::Write)?.len();
     let is_whole = match (&converted.recipe, kind) {
         (Some(recipe), LayerKind::Archive) => recipe.size == length,
-        (None, LayerKind::Erofs) => true,
+        (None, LayerKind::Erofs | LayerKind::Device { .. }) => true,
         _ => false,
     };
     if !is_whole || converted.blocks > u64::from(u32::MAX) {

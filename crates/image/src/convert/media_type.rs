@@ -1,5 +1,6 @@
 //! Kinds of layers, by the media type in the manifest.
 
+use micabox_oci::Digest;
 use serde::{Deserialize, Serialize};
 
 /// Kinds of layers that we can convert.
@@ -7,8 +8,13 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum LayerKind {
     /// A tar archive.
     Archive,
-    /// An EROFS image.
+    /// An EROFS image, of any tool's.
     Erofs,
+    /// An EROFS image of our own, whose bytes are published as they are: merged metadata points into them.
+    Device {
+        /// Digest of the archive that it was converted from, which names in it are made of.
+        archive: Digest,
+    },
 }
 
 /// Media types of tar archives, without the suffix for the compression.
@@ -23,6 +29,14 @@ const ARCHIVES: [&str; 4] = [
 const EROFS: [&str; 2] = ["application/vnd.erofs.layer.v1", "application/vnd.erofs"];
 
 impl LayerKind {
+    /// Returns the archive that a device was converted from, elsewhere.
+    pub(crate) fn archive(self) -> Option<Digest> {
+        match self {
+            Self::Device { archive } => Some(archive),
+            Self::Archive | Self::Erofs => None,
+        }
+    }
+
     /// Returns the kind of a layer. Without a media type, as in archives of `docker save`, the
     /// layer is an archive.
     ///

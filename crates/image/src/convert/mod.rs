@@ -5,6 +5,7 @@
 //! digests are verified. No entry is ever unpacked on the host.
 
 pub(crate) mod decompress;
+mod device;
 mod error;
 pub(crate) mod fuzzing;
 mod jail;
@@ -46,6 +47,8 @@ pub struct Expect {
     pub blob: Option<Descriptor>,
     /// Digest of the uncompressed layer, from the image's config.
     pub diff_id: Digest,
+    /// Of an EROFS image that is a device: digest of the archive that it was converted from, as its manifest says.
+    pub archive: Option<Digest>,
 }
 
 impl Expect {
@@ -58,9 +61,13 @@ impl Expect {
     }
 
     fn kind(&self) -> Result<LayerKind, Reason> {
-        LayerKind::of(self.media_type()).map_err(|problem| Reason::MediaType {
+        let kind = LayerKind::of(self.media_type()).map_err(|problem| Reason::MediaType {
             media_type: printable(self.media_type().unwrap_or_default().as_bytes()),
             problem,
+        })?;
+        Ok(match self.archive {
+            Some(archive) if kind == LayerKind::Erofs => LayerKind::Device { archive },
+            _ => kind,
         })
     }
 
@@ -177,7 +184,7 @@ fn convert(
     let (scratch, image) = claim.start()?;
     let second = match kind {
         LayerKind::Archive => scratch.create(store::RECIPE)?,
-        LayerKind::Erofs => scratch.create("native.erofs")?,
+        LayerKind::Erofs | LayerKind::Device { .. } => scratch.create("native.erofs")?,
     };
     let copy = |file: &File| file.try_clone().map_err(Reason::Write);
     let converted = match place {
@@ -198,6 +205,7 @@ fn convert(
         entries: converted.entries,
         dropped_xattrs: converted.dropped_xattrs,
         recipe: converted.recipe,
+        archive: kind.archive(),
     };
     let recipe = record.recipe.is_some().then_some(second);
     Ok(claim.publish(scratch, image, recipe, expect.digest(), record)?)
@@ -249,6 +257,13 @@ fn make(
                 entries,
                 recipe: None,
             }
+        }
+        LayerKind::Device { archive } => {
+            let ((written, size), blob_size) = pipeline::run(source, expected, limits, |bytes| {
+                device::write(bytes, out, limits)
+            })?;
+            let uuid = identity::layer_uuid(&archive);
+            return device::check(written, size, blob_size, uuid, limits);
         }
     };
     let Finished {

@@ -27,7 +27,7 @@ use crate::{ENTRY_MEMORY, Limits};
 
 /// Most memory that checking an image takes for each byte of its metadata: a four-byte number in a
 /// list of pieces becomes a range.
-const CHECK_MEMORY: u64 = 8;
+pub(super) const CHECK_MEMORY: u64 = 8;
 
 /// Writes the uncompressed image to a file, and returns its length.
 pub(super) fn spool(bytes: &mut dyn BufRead, to: &mut File) -> Result<u64, Reason> {
@@ -308,14 +308,18 @@ fn metadata(reader: &Reader<Cached<File>>, path: &[u8], inode: &Inode) -> Result
     })
 }
 
-fn of_entry(path: &[u8], error: &ErofsError) -> Reason {
+pub(super) fn of_entry(path: &[u8], error: &ErofsError) -> Reason {
     Reason::Entry {
         entry: printable(path),
         problem: printable(error.to_string().as_bytes()),
     }
 }
 
-fn exceeded<T>(setting: &'static str, limit: u64, path: Option<&[u8]>) -> Result<T, Reason> {
+pub(super) fn exceeded<T>(
+    setting: &'static str,
+    limit: u64,
+    path: Option<&[u8]>,
+) -> Result<T, Reason> {
     Err(Reason::Limit {
         setting,
         limit,

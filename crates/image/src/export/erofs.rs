@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use micabox_chunk::{Cuts, LARGEST, Writer};
 use micabox_erofs::format::FileType;
-use micabox_erofs::{Cached, Reader};
+use micabox_erofs::{BLOCK_SIZE, Cached, Reader};
 use micabox_oci::json::{self, Json};
 use micabox_oci::progress::{self, Event, LayerState, Phase, Progress};
 use micabox_verity::Tree;
@@ -27,8 +27,9 @@ use super::pack::{BUFFER, PackError, Packed, write_error};
 use crate::identity;
 use crate::manifest::erofs as names;
 use crate::manifest::{Document, ManifestError};
-use crate::store::{self, Image, Layer, Store};
+use crate::store::{self, FileRecord, Image, Layer, Store};
 use crate::{Descriptor, Digest, printable};
+use micabox_oci::Hasher;
 
 /// Media type of an index.
 pub const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
@@ -187,11 +188,12 @@ pub fn pack_device(
     let image = Source {
         path: &layer.path,
         length: layer.image_size(),
-        uuid: identity::layer_uuid(&layer.diff_id),
+        uuid: identity::layer_uuid(layer.identity()),
     };
     let mut annotations = vec![(names::ROLE, names::DEVICE.to_owned())];
-    if layer.record.recipe.is_some() {
-        annotations.push((names::ARCHIVE, layer.diff_id.to_string()));
+    // A layer that was another tool's EROFS image has no archive.
+    if layer.record.recipe.is_some() || layer.record.archive.is_some() {
+        annotations.push((names::ARCHIVE, layer.identity().to_string()));
     }
     pack(store, &image, annotations, watch)
 }
@@ -206,7 +208,7 @@ pub fn pack_fsmeta(
     image: &Image,
     watch: &mut dyn FnMut(u64) -> bool,
 ) -> Result<PackedErofs, PackError> {
-    let diff_ids = image.layers.iter().map(|layer| &layer.diff_id);
+    let diff_ids = image.layers.iter().map(Layer::identity);
     let source = Source {
         path: &image.fsmeta,
         length: store.fsmeta_size(&image.manifest_digest)?,
@@ -221,6 +223,33 @@ struct Source<'a> {
     /// Its length in bytes, without its padding.
     length: u64,
     uuid: [u8; 16],
+}
+
+/// Returns the digest of an image's merged metadata at `path`, with its hash tree: what [`pack_fsmeta`] gives as
+/// uncompressed.
+pub(crate) fn fsmeta_digest(
+    path: &Path,
+    fsmeta: &FileRecord,
+    layers: &[Layer],
+) -> Result<Digest, store::Error> {
+    let image = File::open(path).map_err(|error| read_error(path, error))?;
+    let mut tree = Tree::new(identity::fsmeta_uuid(layers.iter().map(Layer::identity)));
+    let mut hasher = Hasher::new();
+    let mut buffer = vec![0; BUFFER];
+    let length = fsmeta.blocks * BLOCK_SIZE;
+    let mut at = 0;
+    while at < length {
+        let most = (length - at).min(BUFFER as u64) as usize;
+        let bytes = buffer.get_mut(..most).unwrap_or_default();
+        image
+            .read_exact_at(bytes, at)
+            .map_err(|error| read_error(path, error))?;
+        tree.update(bytes);
+        hasher.update(bytes);
+        at += most as u64;
+    }
+    hasher.update(&tree.finish().1);
+    Ok(hasher.finish())
 }
 
 fn pack(

@@ -1,7 +1,7 @@
 //! Rewrites manifests for images whose layers were packed anew.
 
 use super::Compression;
-use crate::manifest::{Document, ManifestError, digest_of};
+use crate::manifest::{Document, ManifestError, digest_of, fsmeta_of};
 use crate::{Descriptor, Digest, printable};
 use micabox_oci::json::{self, Json};
 
@@ -31,6 +31,9 @@ pub fn rewrite(
     let Document::Manifest(parsed) = Document::parse(original, None)? else {
         return Err(malformed("it is an index".to_owned()));
     };
+    if fsmeta_of(&parsed)?.is_some() {
+        return Err(ManifestError::NoArchives);
+    }
     if parsed.layers.len() != layers.len() {
         return Err(ManifestError::LeftOut);
     }

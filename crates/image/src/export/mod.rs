@@ -8,6 +8,7 @@ mod erofs;
 mod manifest;
 mod pack;
 
+pub(crate) use erofs::fsmeta_digest;
 pub use erofs::{
     Conversion, ConversionError, ErofsDocuments, ErofsEntry, INDEX_TYPE, PackedErofs,
     convert_image, device_id, erofs_documents, erofs_index, fsmeta_id, pack_device, pack_fsmeta,

@@ -100,6 +100,21 @@ pub enum ManifestError {
         "it has layers that are not kept here (chunk indexes), so its manifest can't be made again"
     )]
     LeftOut,
+    /// The image was converted to EROFS images by another version.
+    #[error(
+        "its layers are EROFS images of format {format}, and this version of mica has format {}: pull its archives",
+        crate::identity::FORMAT
+    )]
+    Format {
+        /// What its manifest says.
+        format: String,
+    },
+    /// The image was converted to EROFS images, elsewhere, and something was to be made of its archives.
+    #[error(
+        "its layers are EROFS images that were converted elsewhere, and their archives are not here: pull it for a \
+         platform without `(+erofs)`"
+    )]
+    NoArchives,
     /// A layer whose blob alone exceeds the limit.
     #[error("layer {blob} is {size} bytes: more than limits.layer-size = {limit} allows")]
     LayerSize {

@@ -6,9 +6,10 @@
 
 use oci_spec::image::ImageConfiguration;
 
-use super::erofs::{CHUNK_INDEX, ROLE, STACKED, UNCOMPRESSED};
+use super::erofs::{ARCHIVE, CHUNK_INDEX, DEVICE, FORMAT, ROLE, STACKED, UNCOMPRESSED};
 use super::{Entry, Manifest, ManifestError, digest_of};
 use crate::convert::LayerKind;
+use crate::identity;
 use crate::{Descriptor as Blob, Digest, Limits, printable};
 
 /// Beginnings of annotations with which other tools mark blobs that have a layer's media type and
@@ -41,6 +42,8 @@ pub struct LayerSource {
     pub diff_id: Digest,
     /// Other addresses of the blob, for layers that registries need not hold.
     pub urls: Vec<String>,
+    /// Of an image that was converted elsewhere: digest of the layer's archive, as the manifest says.
+    pub archive: Option<Digest>,
 }
 
 /// Returns the layers of an image, bottom first, without those that have no files.
@@ -54,6 +57,7 @@ pub fn layers_of(
     config: &ImageConfiguration,
     limits: &Limits,
 ) -> Result<Vec<LayerSource>, ManifestError> {
+    let is_converted = is_converted(manifest)?;
     let diff_ids = config.rootfs().diff_ids();
     if !diff_ids.is_empty() && diff_ids.len() != manifest.layers.len() {
         return Err(ManifestError::LayerCount {
@@ -68,7 +72,16 @@ pub fn layers_of(
             continue;
         }
         let blob = digest_of(entry, "manifest", "layer")?;
-        check_role(entry, blob)?;
+        let archive = if is_converted {
+            // The last one is merged from the others, here as well.
+            let Some(archive) = entry.annotation(ARCHIVE) else {
+                continue;
+            };
+            Some(parse(archive, "manifest")?)
+        } else {
+            check_role(entry, blob)?;
+            None
+        };
         let kind =
             LayerKind::of(Some(&entry.media_type)).map_err(|problem| ManifestError::LayerType {
                 blob,
@@ -85,7 +98,7 @@ pub fn layers_of(
         }
         let known = diff_ids.get(number).map(String::as_str);
         let diff_id = match kind {
-            LayerKind::Erofs => erofs_diff_id(entry, blob, known)?,
+            LayerKind::Erofs | LayerKind::Device { .. } => erofs_diff_id(entry, blob, known)?,
             LayerKind::Archive => {
                 let known = known.ok_or(ManifestError::LayerCount {
                     layers: manifest.layers.len(),
@@ -99,6 +112,7 @@ pub fn layers_of(
         let foreign =
             entry.media_type.contains("nondistributable") || entry.media_type.contains(".foreign.");
         layers.push(LayerSource {
+            archive,
             diff_id,
             urls: if foreign {
                 entry.urls.clone()
@@ -113,6 +127,46 @@ pub fn layers_of(
         });
     }
     Ok(layers)
+}
+
+/// Returns whether the image is one that this version of mica has converted: all layers but the last are devices, whose
+/// archives are known, and the last one is their merged metadata. Other images of devices are refused by their roles.
+fn is_converted(manifest: &Manifest) -> Result<bool, ManifestError> {
+    let Some((fsmeta, devices)) = manifest.layers.split_last() else {
+        return Ok(false);
+    };
+    let is_device = |entry: &Entry| {
+        entry.annotation(ROLE) == Some(DEVICE) && entry.annotation(ARCHIVE).is_some()
+    };
+    let has_form = fsmeta.annotation(ROLE).is_none()
+        && fsmeta.annotation(ARCHIVE).is_none()
+        && !devices.is_empty()
+        && devices.iter().all(is_device);
+    let Some(format) = manifest.annotations.get(FORMAT).filter(|_| has_form) else {
+        return Ok(false);
+    };
+    if *format == identity::FORMAT.to_string() {
+        return Ok(true);
+    }
+    Err(ManifestError::Format {
+        format: printable(format),
+    })
+}
+
+/// Returns the digest that the merged metadata of a converted image has to have, with its hash tree.
+///
+/// # Errors
+///
+/// [`ManifestError`]: it has none, or an invalid one.
+pub(crate) fn fsmeta_of(manifest: &Manifest) -> Result<Option<Digest>, ManifestError> {
+    match manifest.layers.last() {
+        Some(fsmeta) if is_converted(manifest)? => {
+            let blob = digest_of(fsmeta, "manifest", "layer")?;
+            let digest = fsmeta.annotation(UNCOMPRESSED);
+            parse(digest.ok_or(ManifestError::NoDiffId { blob })?, "manifest").map(Some)
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Refuses a layer that another reader of the manifest would not put on top of the ones before.

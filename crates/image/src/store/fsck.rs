@@ -246,7 +246,7 @@ impl Fsck<'_> {
             blocks: record.blocks,
             checksum: record.checksum,
         };
-        self.image_file(image, &file, identity::layer_uuid(diff_id))?;
+        self.image_file(image, &file, identity::layer_uuid(record.identity()))?;
         self.recipe(diff_id, record.recipe.as_ref())
     }
 
@@ -367,7 +367,7 @@ impl Fsck<'_> {
         if record.trim.digest().hex() != name {
             return Err("its record is of another view".to_owned());
         }
-        let diff_ids = layers.iter().map(|layer| &layer.diff_id);
+        let diff_ids = layers.iter().map(Layer::identity);
         let uuid = identity::trimmed_uuid(diff_ids, &record.trim);
         self.image_file(&path.join(FSMETA), &record.fsmeta, uuid)
             .map_err(|problem| format!("{FSMETA}: {problem}"))?;
@@ -398,7 +398,7 @@ impl Fsck<'_> {
         {
             return Err(format!("its layer {} is bad", layer.diff_id));
         }
-        let diff_ids = || layers.iter().map(|layer| &layer.diff_id);
+        let diff_ids = || layers.iter().map(Layer::identity);
         let fsmeta = image.path.join(FSMETA);
         self.image_file(&fsmeta, &record.fsmeta, identity::fsmeta_uuid(diff_ids()))
             .map_err(|problem| format!("{FSMETA}: {problem}"))?;

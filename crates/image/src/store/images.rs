@@ -21,6 +21,7 @@ use super::vmdk::{self, Extent};
 use super::{ImageName, Store};
 use crate::Limits;
 use crate::Trim;
+use crate::export;
 use crate::identity;
 use crate::manifest::{self, Document, LayerSource};
 use crate::platform::Platform;
@@ -308,7 +309,7 @@ impl Store {
         };
         let parsed =
             manifest::parse_config(config).map_err(|e| invalid("the image's config", e))?;
-        let sources = sources(manifest, &config_digest, &parsed)
+        let (sources, fsmeta) = sources(manifest, &config_digest, &parsed)
             .map_err(|e| invalid("the image's manifest", e))?;
         let mut layers = Vec::new();
         for LayerSource { diff_id, .. } in sources {
@@ -330,6 +331,7 @@ impl Store {
                 config_digest,
                 platform: manifest::platform_of(&parsed),
                 created: parsed.created().clone(),
+                fsmeta,
             };
             self.make_image(&documents, &layers)?;
         }
@@ -374,6 +376,17 @@ impl Store {
         durable::write(&scratch, MANIFEST, documents.manifest)?;
         durable::write(&scratch, CONFIG, documents.config)?;
         let merged = merged::make(&scratch, &documents.digest, layers)?;
+        if let Some(expected) = documents.fsmeta {
+            let actual = export::fsmeta_digest(&scratch.path(FSMETA), &merged.fsmeta, layers)?;
+            if actual != expected {
+                return Err(Error::Invalid {
+                    what: "the image's manifest",
+                    problem: format!(
+                        "it has the merged metadata {expected}, and that of its layers is {actual}"
+                    ),
+                });
+            }
+        }
         let vmdk = descriptor(&merged.fsmeta, layers, Path::new(""))?;
         durable::write(&scratch, VMDK, vmdk.as_bytes())?;
         let record = ImageRecord {
@@ -401,6 +414,8 @@ struct Documents<'a> {
     config_digest: Digest,
     platform: Platform,
     created: Option<String>,
+    /// Digest that the merged metadata has to have, if the manifest says.
+    fsmeta: Option<Digest>,
 }
 
 impl From<&Layer> for LayerUse {
@@ -456,12 +471,12 @@ pub(super) fn descriptor(fsmeta: &FileRecord, layers: &[Layer], image: &Path) ->
     vmdk::descriptor(&extents)
 }
 
-/// Returns the layers of an image, after checking that the config is the manifest's.
+/// Returns the layers of an image, and the digest of its merged metadata if the manifest says, after checking that the config is the manifest's.
 fn sources(
     manifest: &[u8],
     actual: &Digest,
     config: &ImageConfiguration,
-) -> Result<Vec<LayerSource>, manifest::ManifestError> {
+) -> Result<(Vec<LayerSource>, Option<Digest>), manifest::ManifestError> {
     let malformed = |message| manifest::ManifestError::Malformed {
         document: "manifest",
         message,
@@ -479,5 +494,6 @@ fn sources(
         layer_size: u64::MAX,
         ..Limits::default()
     };
-    manifest::layers_of(&manifest, config, &limits)
+    let layers = manifest::layers_of(&manifest, config, &limits)?;
+    Ok((layers, manifest::fsmeta_of(&manifest)?))
 }

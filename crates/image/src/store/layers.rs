@@ -40,6 +40,10 @@ pub struct LayerRecord {
     /// Extended attributes and ACLs that were left out: see `docs/oci.md`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dropped_xattrs: u64,
+    /// Of an image that was converted elsewhere: digest of its archive, as its manifest says. Nobody has shown that the
+    /// archive converts to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub archive: Option<Digest>,
     /// The file from which the archive can be rebuilt; `None` for a layer that was an EROFS image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<RecipeRecord>,
@@ -59,6 +63,11 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl LayerRecord {
+    /// Returns the digest that names in images are made of, as [`Layer::identity`].
+    pub(crate) fn identity(&self) -> &Digest {
+        self.archive.as_ref().unwrap_or(&self.diff_id)
+    }
+
     /// Returns whether two conversions have the same result. Recipes may differ in compression, by
     /// zstd's version.
     fn is_of_same_layer(&self, other: &Self) -> bool {
@@ -106,6 +115,13 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// Returns the digest that names in images are made of: the UUID of the layer's, tags and UUIDs of those that are
+    /// merged from it. The diff ID, unless the layer was converted elsewhere.
+    #[must_use]
+    pub fn identity(&self) -> &Digest {
+        self.record.identity()
+    }
+
     /// Returns the length of its filesystem image in bytes, without its padding.
     #[must_use]
     pub fn image_size(&self) -> u64 {

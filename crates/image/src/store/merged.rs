@@ -25,7 +25,7 @@ pub(super) struct Made {
 /// Merges `layers`, the lowest first, into files in `scratch`.
 pub(super) fn make(scratch: &Scratch, image: &Digest, layers: &[Layer]) -> Result<Made> {
     let merge = merge(image, layers)?;
-    let diff_ids = || layers.iter().map(|layer| &layer.diff_id);
+    let diff_ids = || layers.iter().map(Layer::identity);
     let fsmeta = write(scratch, image, FSMETA, |out| {
         merge.write_fsmeta(out, identity::fsmeta_uuid(diff_ids()))
     })?;
@@ -53,7 +53,7 @@ pub(super) fn make_trimmed(
 ) -> Result<(FileRecord, Hidden)> {
     let mut merge = merge(image, layers)?;
     let hidden = trim::hide(merge.tree_mut(), trim);
-    let diff_ids = layers.iter().map(|layer| &layer.diff_id);
+    let diff_ids = layers.iter().map(Layer::identity);
     let fsmeta = write(scratch, image, FSMETA, |out| {
         merge.write_fsmeta(out, identity::trimmed_uuid(diff_ids, trim))
     })?;
@@ -65,7 +65,7 @@ fn merge(image: &Digest, layers: &[Layer]) -> Result<Merge> {
     for layer in layers {
         let file = File::open(&layer.path).context("open", &layer.path)?;
         let source = Cached::new(file).context("read", &layer.path)?;
-        sources.push((layer.diff_id.hex(), source));
+        sources.push((layer.identity().hex(), source));
     }
     let inputs: Vec<_> = sources
         .iter()

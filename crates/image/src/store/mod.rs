@@ -53,6 +53,7 @@ pub use usage::{ImageUsage, Usage};
 
 pub(crate) use checksum::ChecksummedFile;
 pub(crate) use error::Context;
+pub(crate) use images::FileRecord;
 pub(crate) use layers::RECIPE;
 
 pub(crate) use scratch::Scratch;

@@ -62,6 +62,7 @@ fn filled() -> TestStore {
                     size: layer.blob.len() as u64,
                 }),
                 diff_id: layer.diff_id,
+                archive: None,
             };
             let limits = micabox_image::Limits::default();
             micabox_image::convert::convert_layer(&store, &layer.blob[..], &expect, &limits)

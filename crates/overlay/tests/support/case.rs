@@ -108,6 +108,7 @@ pub fn convert(directory: &Path, archive: &Path) -> PathBuf {
     let expect = Expect {
         blob: None,
         diff_id: Digest::of(&fs::read(archive).unwrap()),
+        archive: None,
     };
     let source = File::open(archive).unwrap();
     let limits = Limits::default();

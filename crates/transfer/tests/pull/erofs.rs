@@ -1,6 +1,7 @@
 //! Images that are pushed as EROFS images as well: what the tools of others make of them.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -9,13 +10,14 @@ use micabox_image::{Digest, Reference};
 use micabox_testing::image::layers;
 use micabox_testing::mounts::{Mount, directory_on_disk};
 use micabox_testing::{DockerRegistry, run};
-use micabox_transfer::Pushed;
+use micabox_transfer::{PullPolicy, Pushed};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::Puller;
 use crate::image::{TestImage, TestLayer};
 use crate::push::Pusher;
+use crate::server::Registry;
 
 /// An image in a registry, in both forms.
 struct Converted {
@@ -247,6 +249,123 @@ fn the_same_image_is_the_same_bits_wherever_it_is_converted() {
         converted.pushed.erofs.unwrap().index_digest
     });
     assert_eq!(indexes[0], indexes[1]);
+}
+
+/// Asks for the form of EROFS images.
+fn puller() -> Puller {
+    Puller::new().platform("linux(+erofs)/amd64")
+}
+
+#[test]
+fn a_converted_image_is_pulled_as_it_is() {
+    let converted = Converted::new();
+    let was = &converted.pusher.puller.store;
+    let was = was.image(&converted.pusher.name).unwrap();
+    let puller = puller();
+    let is = puller.pull(&reference(&converted.registry, "app:1"));
+    let erofs = converted.pushed.erofs.as_ref().unwrap();
+    assert_eq!(is.manifest_digest, erofs.manifest_digest);
+    assert_eq!(is.layers.len(), 4);
+    for (was, is) in was.layers.iter().zip(&is.layers) {
+        assert_ne!(was.diff_id, is.diff_id);
+        assert_eq!(is.record.archive, Some(was.diff_id));
+        let checksums = [was, is].map(|layer| (layer.record.checksum, layer.blocks));
+        assert_eq!(checksums[0], checksums[1]);
+        let bytes = [was, is].map(|layer| fs::read(&layer.path).unwrap());
+        assert!(bytes[0] == bytes[1]);
+        // What is a hole here is one there.
+        let blocks = [was, is].map(|layer| fs::metadata(&layer.path).unwrap().blocks());
+        assert!(blocks[1] <= blocks[0] + 64, "{blocks:?}");
+    }
+    assert!(fs::read(&was.fsmeta).unwrap() == fs::read(&is.fsmeta).unwrap());
+    let report = puller.store.fsck(false).unwrap();
+    assert_eq!(report.findings, []);
+
+    // Nothing of it is taken for what its archives convert to: they are fetched beside it.
+    let mut puller = puller.platform("linux/amd64");
+    puller.options.policy = PullPolicy::Always;
+    let pulled = puller.pull(&reference(&converted.registry, "app:1"));
+    assert_eq!(pulled.manifest_digest, converted.pushed.manifest_digest);
+    for (was, is) in was.layers.iter().zip(&pulled.layers) {
+        assert_eq!(
+            (was.diff_id, was.record.checksum),
+            (is.diff_id, is.record.checksum)
+        );
+    }
+}
+
+/// Serves an image of EROFS images whose manifest is changed.
+fn served(converted: &Converted, change: impl FnOnce(&mut Value)) -> (Registry, Reference) {
+    let registry = Registry::new();
+    let mut manifest = converted.manifest();
+    let blobs = manifest["layers"].as_array().unwrap().clone();
+    for blob in blobs.iter().chain([&manifest["config"]]) {
+        let digest = blob["digest"].as_str().unwrap();
+        let path = format!("/v2/app/blobs/{digest}");
+        registry.put(&path, "application/octet-stream", converted.blob(digest));
+    }
+    change(&mut manifest);
+    registry.put_manifest("app", "1", manifest.to_string().into_bytes());
+    let reference = registry.reference("app:1");
+    (registry, reference)
+}
+
+#[test]
+fn a_converted_image_that_lies_is_not_taken() {
+    type Change = fn(&mut Value);
+    let changes: [(Change, &str); 9] = [
+        (
+            |m| {
+                m["layers"][4]["annotations"]["org.erofs.uncompressed-digest"] =
+                    json!(Digest::of(b""))
+            },
+            "it has the merged metadata sha256:",
+        ),
+        (
+            |m| m["layers"].as_array_mut().unwrap().swap(0, 1),
+            "it has the merged metadata sha256:",
+        ),
+        (
+            |m| {
+                m["layers"][0]["annotations"]["org.erofs.uncompressed-digest"] =
+                    json!(Digest::of(b""))
+            },
+            "diff ID",
+        ),
+        (
+            |m| m["layers"][0]["annotations"]["org.micabox.archive"] = json!(Digest::of(b"")),
+            "its UUID is not that of the archive that its manifest names",
+        ),
+        (
+            |m| m["layers"][0]["annotations"]["org.micabox.archive"] = json!("x"),
+            "`x` is not a digest",
+        ),
+        (
+            |m| m["layers"][0]["annotations"]["org.micabox.archive"] = Value::Null,
+            "the role `device` (org.erofs.role)",
+        ),
+        (
+            |m| m["layers"][0]["annotations"]["org.erofs.role"] = Value::Null,
+            "the role `device` (org.erofs.role)",
+        ),
+        (
+            |m| m["annotations"]["org.micabox.format"] = json!("2"),
+            "EROFS images of format 2",
+        ),
+        (
+            |m| m["layers"][0] = m["layers"][4].clone(),
+            "the role `device` (org.erofs.role)",
+        ),
+    ];
+    let converted = Converted::new();
+    for (change, part) in changes {
+        let (_registry, reference) = served(&converted, change);
+        let puller = puller();
+        // Layers that are what they should be may stay.
+        let said = puller.try_pull(&reference).unwrap_err().to_string();
+        assert!(said.contains(part), "{part}: {said}");
+        assert_eq!(puller.store.images().unwrap(), []);
+    }
 }
 
 /// Contents of all files below a directory, and targets of links, by path.

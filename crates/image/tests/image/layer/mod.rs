@@ -59,6 +59,7 @@ pub fn expect_typed(blob: &[u8], archive: &[u8], media_type: &str) -> Expect {
             size: blob.len() as u64,
         }),
         diff_id: Digest::of(archive),
+        archive: None,
     }
 }
 
