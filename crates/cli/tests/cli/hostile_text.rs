@@ -270,7 +270,7 @@ const COMMANDS: [(&str, &str); 109] = [
     ("push box @", USAGE),
     ("convert @", LINE),
     ("convert box @", USAGE),
-    ("convert --verify @", LINE),
+    ("convert --verify @", "is not an image reference"),
     ("tag box @", USAGE),
     ("rmi @", LINE),
     ("store fsck", SEEN),

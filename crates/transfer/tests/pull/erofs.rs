@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use micabox_chunk::Index;
-use micabox_image::{Digest, Reference};
+use micabox_image::convert::Place;
+use micabox_image::{Digest, ImageEdit, Limits, Reference, append_layer};
 use micabox_testing::image::layers;
 use micabox_testing::mounts::{Mount, directory_on_disk};
 use micabox_testing::{DockerRegistry, run};
@@ -280,6 +281,20 @@ fn a_converted_image_is_pulled_as_it_is() {
     assert!(fs::read(&was.fsmeta).unwrap() == fs::read(&is.fsmeta).unwrap());
     let report = puller.store.fsck(false).unwrap();
     assert_eq!(report.findings, []);
+
+    // No other image is made of it, as that would be one of archives.
+    let changes = ImageEdit::default();
+    let made = append_layer(
+        &puller.store,
+        &is,
+        &[0; 1024][..],
+        &changes,
+        &[],
+        &Limits::default(),
+        Place::Here,
+    );
+    let said = made.unwrap_err().to_string();
+    assert!(said.contains("their archives are not here"), "{said}");
 
     // Nothing of it is taken for what its archives convert to: they are fetched beside it.
     let mut puller = puller.platform("linux/amd64");
