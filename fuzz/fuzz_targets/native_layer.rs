@@ -6,5 +6,8 @@ use micabox_fuzz::{archive, erofs_seeds};
 
 libfuzzer_sys::fuzz_target!(
     init: micabox_fuzz::plant(erofs_seeds::images()),
-    |data: &[u8]| archive::native(data)
+    |data: &[u8]| {
+        archive::native(data);
+        archive::device(data);
+    }
 );

@@ -1,10 +1,11 @@
 //! Archives: read member by member, and converted to layers.
 
 use std::fs::File;
-use std::io::{BufRead, Read};
+use std::io::{BufRead, Cursor, Read};
 use std::os::unix::fs::FileExt;
 
 use micabox_erofs::check::check;
+use micabox_erofs::merge;
 use micabox_image::Limits;
 use micabox_image::fuzzing;
 use micabox_tar::{Kind, Member, Members, Segment};
@@ -74,6 +75,36 @@ pub fn native(bytes: &[u8]) {
     assert_eq!(check(&image), [], "an image of ours is unsound");
     let most = 2 * limits.layer_size as usize;
     assert!(image.len() <= most, "{} bytes", image.len());
+}
+
+/// Takes over an EROFS image as it is: what is taken must be sound, the same bytes, and mergeable or an error.
+pub fn device(bytes: &[u8]) {
+    let image = file();
+    let limits = Limits {
+        layer_size: 256 << 10,
+        ..limits()
+    };
+    match fuzzing::device(bytes, &limits, clone(&image)) {
+        Ok(()) => {}
+        Err(problem) => return is_readable(&problem),
+    }
+    let image = contents(&image);
+    assert!(bytes.starts_with(&image), "other bytes were taken");
+    assert_eq!(check(&image), [], "an unsound image was taken");
+    let layer = merge::Layer {
+        image: &image,
+        tag: b"fuzz",
+    };
+    if let Ok(merge) = merge::Merge::of(&[layer], 512) {
+        let (merged, _) = merge
+            .write_fsmeta(Cursor::new(Vec::new()), [0; 16])
+            .expect("what is in memory can be written");
+        assert_eq!(
+            check(&merged.into_inner()),
+            [],
+            "an image of ours is unsound"
+        );
+    }
 }
 
 /// Returns descriptions and bodies of an archive's members, or the problem.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-pub use crate::convert::fuzzing::{archive, erofs, inflate};
+pub use crate::convert::fuzzing::{archive, device, erofs, inflate};
 use crate::manifest::{self, Document, ManifestError, Search};
 use crate::platform::Platform;
 use crate::recipe::Recipe;

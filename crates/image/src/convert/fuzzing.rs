@@ -6,10 +6,13 @@ use std::io::{BufReader, Read};
 use super::error::Reason;
 use super::media_type::LayerKind;
 use super::source::Expected;
-use super::{Expect, make, pipeline};
+use super::{Expect, device, make, pipeline};
 use crate::Limits;
 use crate::store::ChecksummedFile;
 use micabox_oci::Digest;
+
+/// Offset of the UUID in an image.
+const UUID: usize = 1024 + 48;
 
 /// Decompresses a layer's blob.
 ///
@@ -44,6 +47,24 @@ pub fn archive(bytes: &[u8], limits: &Limits, image: File, recipe: File) -> Resu
 /// The import's error for the image.
 pub fn erofs(bytes: &[u8], limits: &Limits, spool: File, image: File) -> Result<(), String> {
     layer(bytes, LayerKind::Erofs, limits, image, spool)
+}
+
+/// Takes over an EROFS image of our own, whatever its UUID. The file must be empty.
+///
+/// # Errors
+/// The import's error for the image.
+pub fn device(bytes: &[u8], limits: &Limits, image: File) -> Result<(), String> {
+    let mut uuid = [0; 16];
+    let own = bytes
+        .get(UUID..UUID + uuid.len())
+        .unwrap_or(&uuid)
+        .to_owned();
+    uuid.copy_from_slice(&own);
+    let size = bytes.len() as u64;
+    device::write(&mut &*bytes, ChecksummedFile::new(image), limits)
+        .and_then(|(written, read)| device::check(written, read, size, uuid, limits))
+        .map(drop)
+        .map_err(|reason| reason.to_string())
 }
 
 fn layer(

@@ -30,6 +30,7 @@ fn a_mutated_archive_that_becomes_a_layer_can_be_had_back() {
 #[test]
 fn a_mutated_image_that_becomes_a_layer_is_sound_and_within_the_limits() {
     mutate::run(&erofs_seeds::images(), 300, archive::native);
+    mutate::run(&erofs_seeds::images(), 300, archive::device);
 }
 
 #[test]
