@@ -307,7 +307,44 @@ def replica(result: dict) -> str:
     return "\n\n".join(parts)
 
 
+def converted(result: dict) -> str:
+    parts = [f"{source(result)} Medians of {result['rounds']} rounds."]
+    names = {
+        "convert": "`mica convert`",
+        "zstd": "`zstd -3` and `sha256sum` of the same images",
+        "verify": "`mica convert --verify`, archives in the store",
+    }
+    peer = result["made"]["zstd"]
+    rows = [
+        [names[who], f"{cost['wall']:.2f}", f"{cost['cpu']:.2f}", f"{cost['cpu'] / peer['cpu']:.2f}"]
+        for who, cost in result["made"].items()
+    ]
+    parts.append(table(["making", "wall, s", "CPU, s", "CPU ratio"], rows))
+    names = {
+        "erofs": "EROFS images, zstd in chunks",
+        "zstd": "archives, zstd",
+        "gzip": "archives, gzip",
+    }
+    peer, size = result["pulled"]["gzip"], result["sizes"]["gzip"]
+    rows = [
+        [
+            names[who],
+            f"{result['sizes'][who] / 1e6:.1f}",
+            f"{result['sizes'][who] / size:.2f}",
+            f"{cost['wall']:.2f}",
+            f"{cost['cpu']:.2f}",
+            f"{cost['wall'] / peer['wall']:.2f}",
+            f"{cost['cpu'] / peer['cpu']:.2f}",
+        ]
+        for who, cost in result["pulled"].items()
+    ]
+    header = ["blobs, MB", "ratio", "wall, s", "CPU, s", "wall ratio", "CPU ratio"]
+    parts.append(table(["`mica pull`", *header], rows))
+    return "\n\n".join(parts)
+
+
 TABLES = {
+    "converted": converted,
     "ext4": ext4,
     "convert": convert,
     "jail": jail,

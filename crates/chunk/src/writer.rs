@@ -8,7 +8,8 @@ use zstd::bulk::Compressor;
 
 use crate::index::Index;
 
-/// zstd's level of compression: its default. Part of what makes a blob the same everywhere.
+/// zstd's level of compression: its default. Part of what makes a blob the same everywhere; levels from 5 on have
+/// match finders whose result depends on what the same context has compressed before.
 pub const LEVEL: i32 = 3;
 
 /// Returns the version of zstd that compresses: another one may make other frames of the same chunks.

@@ -33,6 +33,11 @@ pub fn watch_saving(what: &str) -> Arc<dyn Progress> {
     watch_with(what, &SAVING)
 }
 
+/// Returns the progress of an image that is converted.
+pub fn watch_converting(what: &str) -> Arc<dyn Progress> {
+    watch_with(what, &CONVERTING)
+}
+
 /// Returns the progress of an image that is pushed.
 pub fn watch_pushing(what: &str) -> Arc<dyn Progress> {
     watch_with(what, &PUSHING)
@@ -63,6 +68,13 @@ const INCOMING: Words = Words {
 
 const SAVING: Words = Words {
     layers: "saving",
+    publishing: "finishing",
+    present: "saved",
+    done: "saved",
+};
+
+const CONVERTING: Words = Words {
+    layers: "converting",
     publishing: "finishing",
     present: "saved",
     done: "saved",

@@ -333,7 +333,7 @@ impl Conversion<'_> {
         let expect = Expect {
             blob: Some(blob.clone()),
             diff_id: *diff_id,
-            archive: None,
+            archive: layer.archive,
         };
         let unusable = |source| LoadError::Layer {
             image: called(self.image),

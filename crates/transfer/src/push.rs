@@ -142,7 +142,8 @@ pub async fn push(
     progress.event(Event::Phase(Phase::Resolving));
     let (in_store, name) = (store.clone(), name.to_owned());
     let settings = Arc::clone(&options.settings);
-    let found = blocking(move || Found::new(&in_store, &name, &settings.limits)).await?;
+    let erofs = options.erofs;
+    let found = blocking(move || Found::new(&in_store, &name, &settings.limits, erofs)).await?;
     let destination = match destination.or(found.image.reference.as_ref()) {
         Some(destination) => destination.clone(),
         None => return Err(PushError::NoDestination(found.name)),
@@ -231,7 +232,7 @@ struct Found {
 }
 
 impl Found {
-    fn new(store: &Store, name: &str, limits: &Limits) -> Result<Self, PushError> {
+    fn new(store: &Store, name: &str, limits: &Limits, erofs: bool) -> Result<Self, PushError> {
         let shared = store.shared()?;
         let image = store.image(name)?;
         let digest = image.manifest_digest;
@@ -240,6 +241,11 @@ impl Found {
             image: digest,
             source: Box::new(source),
         };
+        // An image of other tools' EROFS layers may be pushed where these are, and has nothing to convert.
+        let has_archives = |layer: &Layer| layer.record.recipe.is_some();
+        if erofs && !image.layers.iter().all(has_archives) {
+            return Err(error(ManifestError::NoArchives));
+        }
         let Document::Manifest(parsed) = Document::parse(&manifest, None).map_err(error)? else {
             return Err(error(ManifestError::NoImage));
         };

@@ -1,4 +1,5 @@
-//! Checks an image of EROFS layers: its archives are pulled and converted once more, and have to give the same bits.
+//! Checks an image of EROFS layers: the archives that the same name has are pulled and converted once more, and have to
+//! give the same bits.
 
 use std::sync::Arc;
 
@@ -109,8 +110,8 @@ pub fn verify_conversion_blocking(
 }
 
 /// Converts the archives that `reference` names, and compares the result with the EROFS images that it names beside
-/// them, bit for bit: manifest, config, layers, merged metadata, hash trees, chunk indexes. The archives' image is in
-/// the store then.
+/// them, bit for bit: manifest and config, and by their digests layers, merged metadata, hash trees, chunk indexes.
+/// Whether the registry has these blobs, a pull shows. The archives' image is in the store then, under its digest.
 ///
 /// # Errors
 ///
@@ -164,6 +165,14 @@ pub async fn verify_conversion(
     };
     let by_digest = reference.with_digest(archives_digest);
     let image = pull(store, &by_digest, &pulled, Arc::clone(&progress)).await?;
+    // Whoever wrote the index may call EROFS images archives, to have them compared with themselves.
+    if image
+        .layers
+        .iter()
+        .any(|layer| layer.record.recipe.is_none())
+    {
+        return Err(no_form("form of archives"));
+    }
     let (in_store, layers) = (store.clone(), image.layers.len());
     let converting = spawn_blocking(move || convert_image(&in_store, &image, &*progress)).await;
     let conversion = joined(converting).map_err(|source| VerifyError::Conversion {

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use micabox_image::export::{Conversion, convert_image};
 use micabox_image::progress::Silent;
-use micabox_image::{Digest, Progress, Reference, Store};
+use micabox_image::{Digest, Platform, Progress, Reference, Store};
 use micabox_transfer::{PullOptions, VerifyError, verify_conversion_blocking};
 use serde_json::json;
 
 use crate::commands::push;
 use crate::failure::Failure;
 use crate::output::{Table, print, print_json, size};
+use crate::run::platform;
 use crate::{Outcome, bars, settings};
 
 /// Convert an image to EROFS images for registries
@@ -19,15 +20,20 @@ use crate::{Outcome, bars, settings};
 /// compressed in chunks that can be read one by one, with dm-verity trees. The same image always
 /// becomes the same bits.
 ///
-/// With TARGET, both forms are pushed there, under one tag: what `mica push --erofs` does. Without
-/// it, this prints what the image becomes. With --verify it checks what a registry has: the archives
-/// are pulled and converted, and have to become what is published beside them. The exit code is 1 if
-/// they don't.
+/// With TARGET, both forms are pushed there, under one tag, and the index's digest is printed: what
+/// `mica push --erofs` does. Without it, this prints what the image becomes, and the digest of the
+/// manifest. With --verify it checks what a registry has: the archives are pulled, into the store, and
+/// converted, and have to become what is published beside them. The exit code is 1 if they don't, or
+/// if that can't be told.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Check the registry's EROFS images against its archives
     #[arg(long, conflicts_with = "target")]
     verify: bool,
+
+    /// Platform of the image that is checked [default: this machine's]
+    #[arg(long, value_name = "OS/ARCH", value_parser = platform, requires = "verify")]
+    platform: Option<Platform>,
 
     /// Say nothing meanwhile
     #[arg(short, long)]
@@ -57,7 +63,7 @@ pub fn execute(args: &Args) -> Outcome {
     }
     let image = store.image(&args.image)?;
     let conversion = {
-        let progress = progress(args, bars::watch_saving);
+        let progress = progress(args, bars::watch_converting);
         convert_image(&store, &image, &*progress).map_err(|error| Failure::of(&error))?
     };
     let manifest = Digest::of(&conversion.documents.manifest);
@@ -81,7 +87,8 @@ pub fn execute(args: &Args) -> Outcome {
 
 fn verify(args: &Args, store: &Store) -> Outcome {
     let reference: Reference = args.image.parse().map_err(|error| Failure::of(&error))?;
-    let options = PullOptions::new(settings::settings()?);
+    let mut options = PullOptions::new(settings::settings()?);
+    options.platform.clone_from(&args.platform);
     let verified = {
         let progress = progress(args, bars::watch);
         verify_conversion_blocking(store, &reference, &options, progress).map_err(failure)?
@@ -108,7 +115,8 @@ fn progress(args: &Args, shown: fn(&str) -> Arc<dyn Progress>) -> Arc<dyn Progre
     }
 }
 
-fn failure(error: VerifyError) -> Failure {
+/// Adds what there is to do.
+pub fn failure(error: VerifyError) -> Failure {
     match error {
         VerifyError::Pull(error) => error.into(),
         error @ VerifyError::NoForm { .. } => Failure::of(&error)

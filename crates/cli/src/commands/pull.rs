@@ -4,10 +4,14 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use micabox_image::progress::Silent;
+use micabox_image::store::Image;
 use micabox_image::{Platform, Progress, Reference};
-use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
+use micabox_transfer::{
+    PullOptions, PullPolicy, Verified, pull_blocking, verify_conversion_blocking,
+};
 use serde_json::json;
 
+use crate::commands::convert;
 use crate::failure::Failure;
 use crate::output::{print, print_json, warn_json};
 use crate::progress::Reports;
@@ -23,6 +27,10 @@ pub struct Args {
     /// Platform of the image [default: this machine's]
     #[arg(long, value_name = "OS/ARCH", value_parser = empty_or(platform))]
     platform: Option<OrNone<Platform>>,
+
+    /// Check that the image's EROFS images are made from its archives (`mica convert --verify`)
+    #[arg(long)]
+    verify_conversion: bool,
 
     /// Print the result as JSON
     #[arg(long)]
@@ -50,6 +58,17 @@ enum Shown {
     Json,
 }
 
+/// Checks that what was pulled is what was verified: a name may have come to another image meanwhile.
+fn check_same(name: &Reference, image: &Image, verified: &Verified) -> Result<(), Failure> {
+    let forms = [verified.manifest, verified.erofs_manifest];
+    if forms.contains(&image.manifest_digest) {
+        return Ok(());
+    }
+    let problem =
+        format!("{name} names another image than it did while its conversion was checked");
+    Err(Failure::new(problem).hint("pull it again"))
+}
+
 /// Pulls an image.
 pub fn execute(args: Args) -> Outcome {
     let store = settings::store()?;
@@ -63,7 +82,18 @@ pub fn execute(args: Args) -> Outcome {
             Shown::Auto => bars::watch(&name),
             Shown::Json => Arc::new(Reports::new(|report| warn_json(&report))),
         };
-        pull_blocking(&store, &args.image, &options, progress).map_err(Failure::from)?
+        let verified = if args.verify_conversion {
+            let progress = Arc::clone(&progress);
+            let verified = verify_conversion_blocking(&store, &args.image, &options, progress);
+            Some(verified.map_err(convert::failure)?)
+        } else {
+            None
+        };
+        let image = pull_blocking(&store, &args.image, &options, progress)?;
+        if let Some(verified) = verified {
+            check_same(&args.image, &image, &verified)?;
+        }
+        image
     };
     if args.json {
         print_json(&json!({

@@ -20,8 +20,8 @@ use crate::{Outcome, bars, settings};
 /// The digest that it prints is the registry's. It is the store's if the registry had all layers
 /// as they were pulled; layers that are rebuilt are packed anew and have other blobs.
 ///
-/// With --erofs the tag names an index of two forms of the image: the archives, which all clients
-/// take, and EROFS images in chunks, which can be read before they are there as a whole.
+/// With --erofs the tag names an index of two forms of the image, whose digest is printed: the
+/// archives, which all clients take, and EROFS images in chunks that can be read one by one.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Compression of layers that the registry lacks: gzip, zstd or none

@@ -127,6 +127,50 @@ fn a_conversion_is_the_same_wherever_it_is_made() {
     );
 }
 
+#[test]
+fn a_pull_checks_the_conversion_first() {
+    let (home, registry) = converted();
+    let name = registry.name("box:1");
+    let index = registry.get("1");
+    let forms = [("linux/amd64", 0), ("linux(+erofs)/amd64", 1)];
+    for (platform, form) in forms {
+        let words = [
+            "pull",
+            "-q",
+            "--verify-conversion",
+            "--platform",
+            platform,
+            &name,
+        ];
+        let digest = index["manifests"][form]["digest"].as_str().unwrap();
+        assert_eq!(Home::empty().output(&words).ok(), format!("{digest}\n"));
+    }
+    lie(&home, &registry, |manifest| {
+        manifest["more"] = json!("text")
+    });
+    for (platform, _) in forms {
+        let store = Home::empty();
+        let lie = registry.name("box:lie");
+        let words = [
+            "pull",
+            "-q",
+            "--verify-conversion",
+            "--platform",
+            platform,
+            &lie,
+        ];
+        let refused = store.output(&words);
+        assert_eq!(refused.code(), 1);
+        let said = refused.stderr();
+        assert!(
+            said.contains("is not converted from its archives"),
+            "{said}"
+        );
+        // The name leads to nothing.
+        assert_eq!(store.output(&["inspect", &lie]).code(), 1);
+    }
+}
+
 /// Publishes `box:lie`, whose form of EROFS images is changed, and returns what `--verify` says of it.
 fn lie(home: &Home, registry: &Registry, change: impl FnOnce(&mut Value)) -> String {
     let mut index = registry.get("1");
@@ -261,6 +305,15 @@ fn what_can_not_be_checked_is_said() {
     let said = home.output(&["convert", "--verify", "box", "target"]);
     assert_eq!(said.code(), 2);
 
+    // EROFS images that are called archives would be compared with themselves.
+    let mut index = registry.get("1");
+    index["manifests"][0] = index["manifests"][1].clone();
+    let platform = index["manifests"][0]["platform"].as_object_mut().unwrap();
+    platform.remove("os.features");
+    registry.put("forged", INDEX, &index);
+    let said = verify("box:forged");
+    assert!(said.contains("has no form of archives"), "{said}");
+
     // Who names the form of EROFS images by its digest gets that one.
     let erofs = registry.get("1")["manifests"][1]["digest"].clone();
     let erofs = erofs.as_str().unwrap();
@@ -278,23 +331,43 @@ fn a_converted_image_runs_and_is_not_taken_for_its_archives() {
     let name = registry.name("box:1");
     let home = Home::empty();
     let erofs = ["--platform", "linux(+erofs)/amd64"];
-    let run = ["run", "--backend", "host", "--name", "one"];
+    let host = ["run", "--backend", "host", "--name", "one"];
     let command = [
         &name,
         "sh",
         "-c",
         "wc -c < /srv/hard; ls /srv/hidden; touch /srv/mine",
     ];
-    let said = home.output(&[&run[..], &erofs, &command.map(|word| word)].concat());
+    let said = home.output(&[&host[..], &erofs, &command.map(|word| word)].concat());
     assert_eq!((said.code(), said.stdout().as_str()), (0, "160000\nnew\n"));
     home.output(&["store", "fsck"]).ok();
     let digest = registry.get("1")["manifests"][1]["digest"].clone();
     let inspected = home.output(&["inspect", &name]).json();
     assert_eq!(inspected[0]["image"]["manifest_digest"], digest);
 
+    // So it does in a layout, which another tool has copied.
+    let layout = home.path().join("layout");
+    let from = format!("docker://{name}");
+    let to = format!("oci:{}:box", layout.display());
+    let copy = [
+        "copy",
+        "--all",
+        "--quiet",
+        "--insecure-policy",
+        "--src-tls-verify=false",
+    ];
+    run(Command::new("skopeo").args(copy).args([&from, &to]));
+    let loaded = Home::empty();
+    let words = ["load", "-q", "-i", layout.to_str().unwrap()];
+    loaded.output(&[&words[..], &erofs].concat()).ok();
+    let images = loaded.output(&["images", "-q", "--no-trunc"]).ok();
+    assert_eq!(images, format!("{}\n", digest.as_str().unwrap()));
+    loaded.output(&["store", "fsck"]).ok();
+
     let other = registry.name("other:1");
     for words in [
-        &["push", "-q", &name, &other][..],
+        &["convert", "-q", &name][..],
+        &["push", "-q", &name, &other],
         &["push", "-q", "--erofs", &name, &other],
         &["save", "-o", "out.tar", &name],
         &["convert", "-q", &name, &other],

@@ -177,6 +177,7 @@ fn layers(
             name: name.clone(),
             blob,
             diff_id,
+            archive: None,
         });
     }
     Ok(layers)

@@ -223,6 +223,7 @@ impl Group {
                         name: blob_name(&layer.blob.digest),
                         blob: layer.blob,
                         diff_id: layer.diff_id,
+                        archive: layer.archive,
                     })
                     .collect(),
             };

@@ -70,6 +70,8 @@ pub(crate) struct ArchivedLayer {
     pub name: String,
     pub blob: Descriptor,
     pub diff_id: Digest,
+    /// Of an image that was converted elsewhere: digest of the layer's archive, as the manifest says.
+    pub archive: Option<Digest>,
 }
 
 impl Archive {

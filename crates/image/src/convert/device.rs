@@ -1,16 +1,18 @@
 //! Takes over a layer that is an EROFS image of our own, as `mica push --erofs` publishes it: merged metadata points
 //! into its blocks, so it has to stay as it is, byte for byte.
 //!
-//! It is checked to be what a conversion could have written: sound, without a byte of a file in its metadata, without
-//! compression, with the UUID that the archive gives it. Whether the archive converts to these bits, only a conversion
-//! shows.
+//! It is checked to be like what a conversion writes: sound, without a byte of a file in its metadata, without
+//! compression, with no other markers, with the UUID that the archive gives it. What follows the image, its hash tree,
+//! is left out and not looked at. Whether the archive converts to these bits, only a conversion shows.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufRead, Seek, SeekFrom, Write};
 
 use micabox_erofs::format::FileType;
+use micabox_erofs::reader::Inode;
 use micabox_erofs::{
-    BLOCK_SIZE, Cached, Data, Error as ErofsError, Reader, check as erofs_check, overlay,
+    BLOCK_SIZE, Cached, Error as ErofsError, Reader, Xattr, check as erofs_check, overlay,
 };
 use micabox_tar::printable;
 
@@ -19,6 +21,8 @@ use super::error::Reason;
 use super::memory::{Exceeded, Memory};
 use super::native::{CHECK_MEMORY, exceeded, of_entry};
 use super::pipeline::BUFFER;
+use super::tree::data_memory;
+use super::xattr;
 use crate::store::{Checksum, ChecksummedFile};
 use crate::{ENTRY_MEMORY, Limits};
 
@@ -135,10 +139,9 @@ pub(super) fn check(
         return exceeded("entries", limits.entries, None);
     }
     let mut memory = Memory::new(limits, Some(blob_size));
-    let refuse = |Exceeded { setting, limit }| exceeded(setting, limit, None);
     memory
         .check(inodes.saturating_mul(ENTRY_MEMORY))
-        .or_else(refuse)?;
+        .or_else(|Exceeded { setting, limit }| exceeded(setting, limit, None))?;
     let most = limits.metadata_size / CHECK_MEMORY;
     if let Some(finding) = erofs_check::check_within(&image, most).first() {
         let finding = finding.to_string();
@@ -153,10 +156,15 @@ pub(super) fn check(
         return foreign("its UUID is not that of the archive that its manifest names");
     }
     let mut entries = 0;
+    let mut linked = HashSet::new();
     let mut failed = None;
     let walked = reader.walk(|path, inode| {
         entries += 1;
-        let checked = check_entry(&reader, path, inode, entries, &mut memory, limits);
+        let checked = if entries > limits.entries {
+            exceeded("entries", limits.entries, Some(path))
+        } else {
+            check_entry(&reader, path, inode, &mut linked, &mut memory, limits)
+        };
         checked.map_err(|reason| {
             failed = Some(reason);
             ErofsError::Corrupt("not checked further")
@@ -177,41 +185,71 @@ pub(super) fn check(
     })
 }
 
+/// Checks one name, and counts the memory that a merge takes for it. `linked` has the inodes with several names that
+/// were seen.
 fn check_entry(
     reader: &Reader<Cached<File>>,
     path: &[u8],
-    inode: &micabox_erofs::reader::Inode,
-    entries: u64,
+    inode: &Inode,
+    linked: &mut HashSet<u64>,
     memory: &mut Memory,
     limits: &Limits,
 ) -> Result<(), Reason> {
-    if entries > limits.entries {
-        return exceeded("entries", limits.entries, Some(path));
-    }
     if path.len() as u64 > limits.path_length {
         return exceeded("path-length", limits.path_length, Some(path));
     }
-    let refuse = |Exceeded { setting, limit }| exceeded(setting, limit, Some(path));
-    memory
-        .check(entries.saturating_mul(ENTRY_MEMORY))
-        .or_else(refuse)?;
-    let of_entry = |error| of_entry(path, &error);
-    if inode.kind == FileType::Regular
-        && let Some(Data::Chunked(chunks)) = reader.data(inode).map_err(of_entry)?
-        && chunks.blocks.len() as u64 > limits.sparse_segments.saturating_mul(2)
-    {
-        return exceeded("sparse-segments", limits.sparse_segments, Some(path));
+    let name = path.rsplit(|byte| *byte == b'/').next();
+    if name.is_some_and(|name| name.starts_with(b".wh.")) {
+        return Err(entry_problem(path, "it has the name of a whiteout"));
     }
-    if inode.kind == FileType::Regular && reader.data(inode).map_err(of_entry)?.is_none() {
-        return Err(entry_problem(path, "it is packed into its inode"));
+    let mut taken = ENTRY_MEMORY + path.len() as u64;
+    let is_new = inode.nlink < 2 || inode.kind == FileType::Directory || linked.insert(inode.nid);
+    if is_new {
+        let xattrs = reader
+            .xattrs(inode)
+            .map_err(|error| of_entry(path, &error))?;
+        check_markers(path, inode, &xattrs)?;
+        taken += xattr::memory(&xattrs);
     }
-    let xattrs = reader.xattrs(inode).map_err(of_entry)?;
-    let is_redirected = inode.kind == FileType::Directory
-        && xattrs.iter().any(|xattr| &*xattr.name == overlay::REDIRECT);
-    if is_redirected {
-        return Err(entry_problem(path, "it is a redirected directory"));
+    if is_new && inode.kind == FileType::Regular {
+        let data = reader.data(inode).map_err(|error| of_entry(path, &error))?;
+        let data = data.ok_or_else(|| entry_problem(path, "it is packed into its inode"))?;
+        taken += data_memory(&data);
+    }
+    let counted = memory.take(taken);
+    counted.or_else(|Exceeded { setting, limit }| exceeded(setting, limit, Some(path)))
+}
+
+/// Refuses markers that no conversion writes: they would mean something to overlayfs or to a merge.
+fn check_markers(path: &[u8], inode: &Inode, xattrs: &[Xattr]) -> Result<(), Reason> {
+    let has = |name: &[u8]| xattrs.iter().any(|xattr| &*xattr.name == name);
+    for Xattr { name, value } in xattrs {
+        let is_known = match (inode.kind, &**name) {
+            _ if !overlay::is_marker(name) => true,
+            (FileType::Directory, overlay::OPAQUE | overlay::IMPLIED) => **value == *b"y",
+            (FileType::Directory, overlay::ORIGIN) => value.is_empty(),
+            (FileType::Regular, overlay::METACOPY) => {
+                inode.size == 0 && value.is_empty() && has(overlay::REDIRECT)
+            }
+            (FileType::Regular, overlay::REDIRECT) => has(overlay::METACOPY) && is_absolute(value),
+            _ => false,
+        };
+        if !is_known {
+            let name = printable(name);
+            let problem = format!("its attribute {name} is of no layer that mica converts");
+            return Err(entry_problem(path, &problem));
+        }
     }
     Ok(())
+}
+
+/// Returns whether a path begins at the root and leads only downwards.
+fn is_absolute(path: &[u8]) -> bool {
+    let Some(path) = path.strip_prefix(b"/") else {
+        return false;
+    };
+    let mut parts = path.split(|byte| *byte == b'/');
+    parts.all(|part| !matches!(part, b"" | b"." | b".."))
 }
 
 fn entry_problem(path: &[u8], problem: &str) -> Reason {

@@ -108,11 +108,11 @@ pub enum Reason {
         problem: &'static str,
     },
 
-    /// The store has a layer of the other kind under the same diff ID: an EROFS image begins like
-    /// an empty archive.
+    /// The store has a layer of another kind under the same diff ID: an EROFS image begins like
+    /// an empty archive, and one that mica has converted is one of any tool's as well.
     #[error(
-        "media type `{media_type}`: the store has the layer {diff_id} of the other kind, archive \
-         or EROFS image; remove the images that have it first"
+        "media type `{media_type}`: the store has the layer {diff_id} of another kind (archive, EROFS image, EROFS \
+         image converted from another archive); remove the images that have it first"
     )]
     Kind {
         /// The manifest's media type.

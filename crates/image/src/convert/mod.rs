@@ -129,7 +129,8 @@ pub fn convert_layer_in(
 
 /// Checks that a layer in the store is of the kind in the manifest.
 ///
-/// An EROFS image begins with zeros, so it is also a valid archive: an empty one.
+/// An EROFS image begins with zeros, so it is also a valid archive: an empty one. One that mica has converted may also
+/// be named as any tool's, whose tree is copied.
 ///
 /// # Errors
 ///
@@ -137,7 +138,7 @@ pub fn convert_layer_in(
 pub fn check_kind(layer: &Layer, expect: &Expect) -> Result<(), Error> {
     let kind = expect.kind().map_err(|r| expect.error(r))?;
     let is_archive = layer.record.recipe.is_some();
-    if is_archive != (kind == LayerKind::Archive) {
+    if is_archive != (kind == LayerKind::Archive) || layer.record.archive != kind.archive() {
         return Err(expect.error(Reason::Kind {
             media_type: printable(expect.media_type().unwrap_or_default().as_bytes()),
             diff_id: layer.diff_id,

@@ -7,9 +7,8 @@
 //!
 //! [spec]: https://github.com/erofs/erofs-image-spec
 
-use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{BufWriter, Seek, Write};
+use std::io::{self, BufWriter, Seek, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -17,22 +16,14 @@ use std::path::{Path, PathBuf};
 use micabox_chunk::{Cuts, LARGEST, Writer};
 use micabox_erofs::format::FileType;
 use micabox_erofs::{BLOCK_SIZE, Cached, Reader};
-use micabox_oci::json::{self, Json};
-use micabox_oci::progress::{self, Event, LayerState, Phase, Progress};
+use micabox_oci::Hasher;
 use micabox_verity::Tree;
-use serde_json::json;
 
-use super::manifest::{MANIFEST_TYPE, config_descriptor};
 use super::pack::{BUFFER, PackError, Packed, write_error};
 use crate::identity;
 use crate::manifest::erofs as names;
-use crate::manifest::{Document, ManifestError};
 use crate::store::{self, FileRecord, Image, Layer, Store};
-use crate::{Descriptor, Digest, printable};
-use micabox_oci::Hasher;
-
-/// Media type of an index.
-pub const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
+use crate::{Descriptor, Digest};
 
 /// A packed EROFS image: a layer's, or the merged metadata of an image.
 #[derive(Debug)]
@@ -56,124 +47,6 @@ pub struct ErofsEntry {
     pub annotations: Vec<(&'static str, String)>,
 }
 
-/// The documents of an image whose layers are EROFS images.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ErofsDocuments {
-    /// The config.
-    pub config: Vec<u8>,
-    /// The manifest, [`MANIFEST_TYPE`].
-    pub manifest: Vec<u8>,
-}
-
-/// An image's other form, without its blobs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Conversion {
-    /// The layers, bottom first, and the merged metadata.
-    pub images: Vec<ErofsEntry>,
-    /// The documents.
-    pub documents: ErofsDocuments,
-}
-
-/// Why an image can't be converted.
-#[derive(Debug, thiserror::Error)]
-pub enum ConversionError {
-    /// A layer, or the merged metadata, can't be packed.
-    #[error(transparent)]
-    Pack(#[from] PackError),
-    /// The image's manifest or config can't be read.
-    #[error("the image's documents: {0}")]
-    Manifest(#[from] Box<ManifestError>),
-}
-
-impl From<store::Error> for ConversionError {
-    fn from(error: store::Error) -> Self {
-        Self::Pack(error.into())
-    }
-}
-
-/// Converts an image, and keeps no blob: to see what becomes of it, or to check what was made of it elsewhere.
-///
-/// # Errors
-///
-/// [`ConversionError`].
-pub fn convert_image(
-    store: &Store,
-    image: &Image,
-    progress: &dyn Progress,
-) -> Result<Conversion, ConversionError> {
-    let _shared = store.shared()?;
-    progress.event(Event::Phase(Phase::Layers));
-    progress.event(Event::Layers(&transfers(store, image)?));
-    let event = |id, state| {
-        progress.event(Event::Layer {
-            diff_id: &id,
-            state,
-        })
-    };
-    let packed = |id, bytes| {
-        event(id, LayerState::Packed { bytes });
-        true
-    };
-    let mut devices: HashMap<Digest, ErofsEntry> = HashMap::new();
-    let mut images = Vec::with_capacity(image.layers.len() + 1);
-    for layer in &image.layers {
-        let id = device_id(layer);
-        let entry = match devices.get(&layer.diff_id) {
-            Some(entry) => entry.clone(),
-            None => pack_device(store, layer, &mut |bytes| packed(id, bytes))?.entry,
-        };
-        event(id, LayerState::Done);
-        devices.insert(layer.diff_id, entry.clone());
-        images.push(entry);
-    }
-    let id = fsmeta_id(image);
-    images.push(pack_fsmeta(store, image, &mut |bytes| packed(id, bytes))?.entry);
-    event(id, LayerState::Done);
-    let digest = &image.manifest_digest;
-    let (manifest, config) = (store.manifest(digest)?, store.config(digest)?);
-    let documents = erofs_documents(&manifest, &config, &images).map_err(Box::new)?;
-    progress.event(Event::Phase(Phase::Done));
-    Ok(Conversion { images, documents })
-}
-
-/// Returns an image's EROFS images as progress has them, each once: under names that the layers' archives don't have,
-/// since a push may send both.
-///
-/// # Errors
-///
-/// Errors of the store.
-pub fn transfers(store: &Store, image: &Image) -> Result<Vec<progress::Layer>, store::Error> {
-    let fsmeta = store.fsmeta_size(&image.manifest_digest)?;
-    let devices = image
-        .layers
-        .iter()
-        .map(|layer| (device_id(layer), layer.image_size()));
-    let mut seen = HashSet::new();
-    let all = devices.chain([(fsmeta_id(image), fsmeta)]);
-    let once = all.filter(|(id, _)| seen.insert(*id));
-    let transfers = once.map(|(id, size)| progress::Layer {
-        diff_id: id,
-        blob: Descriptor {
-            media_type: names::MEDIA_TYPE.to_owned(),
-            digest: id,
-            size,
-        },
-    });
-    Ok(transfers.collect())
-}
-
-/// Returns the name of a layer's EROFS image in [`transfers`].
-#[must_use]
-pub fn device_id(layer: &Layer) -> Digest {
-    Digest::of(format!("device {}", layer.diff_id).as_bytes())
-}
-
-/// Returns the name of an image's merged metadata in [`transfers`].
-#[must_use]
-pub fn fsmeta_id(image: &Image) -> Digest {
-    Digest::of(format!("fsmeta {}", image.manifest_digest).as_bytes())
-}
-
 /// Packs a layer as a device. `watch` is called with the number of bytes of the image that are packed, and returns
 /// whether to continue.
 ///
@@ -185,17 +58,20 @@ pub fn pack_device(
     layer: &Layer,
     watch: &mut dyn FnMut(u64) -> bool,
 ) -> Result<PackedErofs, PackError> {
-    let image = Source {
-        path: &layer.path,
-        length: layer.image_size(),
-        uuid: identity::layer_uuid(layer.identity()),
-    };
-    let mut annotations = vec![(names::ROLE, names::DEVICE.to_owned())];
-    // A layer that was another tool's EROFS image has no archive.
-    if layer.record.recipe.is_some() || layer.record.archive.is_some() {
-        annotations.push((names::ARCHIVE, layer.identity().to_string()));
-    }
-    pack(store, &image, annotations, watch)
+    pack(store, Source::device(layer), watch)
+}
+
+/// Does the same, and keeps no blob.
+///
+/// # Errors
+///
+/// Those of [`pack_device`].
+pub(super) fn device_entry(
+    layer: &Layer,
+    watch: &mut dyn FnMut(u64) -> bool,
+) -> Result<ErofsEntry, PackError> {
+    let (_, entry) = write(Source::device(layer), io::sink(), &layer.path, watch)?;
+    Ok(entry)
 }
 
 /// Packs an image's merged metadata, as [`pack_device`] packs a layer.
@@ -208,13 +84,22 @@ pub fn pack_fsmeta(
     image: &Image,
     watch: &mut dyn FnMut(u64) -> bool,
 ) -> Result<PackedErofs, PackError> {
-    let diff_ids = image.layers.iter().map(Layer::identity);
-    let source = Source {
-        path: &image.fsmeta,
-        length: store.fsmeta_size(&image.manifest_digest)?,
-        uuid: identity::fsmeta_uuid(diff_ids),
-    };
-    pack(store, &source, Vec::new(), watch)
+    pack(store, Source::fsmeta(store, image)?, watch)
+}
+
+/// Does the same, and keeps no blob.
+///
+/// # Errors
+///
+/// Those of [`pack_device`].
+pub(super) fn fsmeta_entry(
+    store: &Store,
+    image: &Image,
+    watch: &mut dyn FnMut(u64) -> bool,
+) -> Result<ErofsEntry, PackError> {
+    let source = Source::fsmeta(store, image)?;
+    let (_, entry) = write(source, io::sink(), &image.fsmeta, watch)?;
+    Ok(entry)
 }
 
 /// An image file of the store.
@@ -223,6 +108,33 @@ struct Source<'a> {
     /// Its length in bytes, without its padding.
     length: u64,
     uuid: [u8; 16],
+    /// Annotations that say what it is.
+    annotations: Vec<(&'static str, String)>,
+}
+
+impl<'a> Source<'a> {
+    fn device(layer: &'a Layer) -> Self {
+        let mut annotations = vec![(names::ROLE, names::DEVICE.to_owned())];
+        // Only of a layer that was converted here is it known.
+        if layer.record.recipe.is_some() {
+            annotations.push((names::ARCHIVE, layer.diff_id.to_string()));
+        }
+        Self {
+            path: &layer.path,
+            length: layer.image_size(),
+            uuid: identity::layer_uuid(layer.identity()),
+            annotations,
+        }
+    }
+
+    fn fsmeta(store: &Store, image: &'a Image) -> Result<Self, store::Error> {
+        Ok(Self {
+            path: &image.fsmeta,
+            length: store.fsmeta_size(&image.manifest_digest)?,
+            uuid: identity::fsmeta_uuid(image.layers.iter().map(Layer::identity)),
+            annotations: Vec::new(),
+        })
+    }
 }
 
 /// Returns the digest of an image's merged metadata at `path`, with its hash tree: what [`pack_fsmeta`] gives as
@@ -252,23 +164,39 @@ pub(crate) fn fsmeta_digest(
     Ok(hasher.finish())
 }
 
+/// Packs an image into an unnamed file.
 fn pack(
     store: &Store,
-    source: &Source<'_>,
-    mut annotations: Vec<(&'static str, String)>,
+    source: Source<'_>,
     watch: &mut dyn FnMut(u64) -> bool,
 ) -> Result<PackedErofs, PackError> {
     let scratch = store.scratch()?;
     let path = scratch.path("blob");
     let failed = |error| write_error(&path, error);
-    let file = scratch.create("blob")?;
-    let image = File::open(source.path).map_err(|error| read_error(source.path, error))?;
+    let out = BufWriter::with_capacity(BUFFER, scratch.create("blob")?);
+    let (out, entry) = write(source, out, &path, watch)?;
+    let mut file = out
+        .into_inner()
+        .map_err(|error| failed(error.into_error()))?;
+    file.rewind().map_err(failed)?;
+    let blob = entry.blob.clone();
+    let packed = Packed { file, blob };
+    Ok(PackedErofs { packed, entry })
+}
 
-    let out = BufWriter::with_capacity(BUFFER, file);
+/// Writes an image's blob to `out`, which is called `path` in errors.
+fn write<W: Write>(
+    source: Source<'_>,
+    out: W,
+    path: &Path,
+    watch: &mut dyn FnMut(u64) -> bool,
+) -> Result<(W, ErofsEntry), PackError> {
+    let failed = |error| write_error(path, error);
+    let image = File::open(source.path).map_err(|error| read_error(source.path, error))?;
     let mut writer = Writer::new(out).map_err(failed)?;
     let mut tree = Tree::new(source.uuid);
     let mut buffer = vec![0; LARGEST as usize];
-    for cut in Cuts::new(starts(source, &image)?, source.length) {
+    for cut in Cuts::new(starts(&source, &image)?, source.length) {
         let bytes = buffer
             .get_mut(..(cut.end - cut.start) as usize)
             .unwrap_or_default();
@@ -286,13 +214,9 @@ fn pack(
         writer.chunk(part).map_err(failed)?;
     }
     let (out, written) = writer.finish().map_err(failed)?;
-    let mut file = out
-        .into_inner()
-        .map_err(|error| failed(error.into_error()))?;
-    file.flush().and_then(|()| file.rewind()).map_err(failed)?;
-
     let Range { start, end } = written.index;
     let root: String = root.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut annotations = source.annotations;
     annotations.extend([
         (names::UNCOMPRESSED, written.uncompressed.to_string()),
         (names::INDEX_RANGE, format!("{start}:{end}")),
@@ -308,13 +232,12 @@ fn pack(
         size: written.size,
     };
     let entry = ErofsEntry {
-        blob: blob.clone(),
+        blob,
         uncompressed: written.uncompressed,
         uncompressed_size: written.uncompressed_size,
         annotations,
     };
-    let packed = Packed { file, blob };
-    Ok(PackedErofs { packed, entry })
+    Ok((out, entry))
 }
 
 /// Returns where files' contents begin in an image, in ascending order.
@@ -348,120 +271,5 @@ fn read_error(path: &Path, source: std::io::Error) -> store::Error {
         action: "read",
         path: PathBuf::from(path),
         source,
-    }
-}
-
-/// Returns the documents of the image with `config` whose layers, bottom first, and merged metadata are `images`.
-///
-/// # Errors
-///
-/// [`ManifestError`]: `manifest` or `config` can't be read.
-pub fn erofs_documents(
-    manifest: &[u8],
-    config: &[u8],
-    images: &[ErofsEntry],
-) -> Result<ErofsDocuments, ManifestError> {
-    let malformed = |document| {
-        move |error: json::Error| ManifestError::Malformed {
-            document,
-            message: printable(&error.to_string()),
-        }
-    };
-    let diff_ids: Vec<_> = images.iter().map(|image| image.uncompressed).collect();
-    let mut config: Json = json::from_slice(config).map_err(malformed("config"))?;
-    let of = |value: &serde_json::Value| Json::of(value).map_err(malformed("config"));
-    config.set_field(
-        "rootfs",
-        of(&json!({"type": "layers", "diff_ids": diff_ids}))?,
-    );
-    config.set_field("os.features", of(&json!([names::FEATURE]))?);
-    if let Json::List(mut history) = config.field("history")
-        && !history.is_empty()
-    {
-        // There is a layer more.
-        history.push(of(&json!({"created_by": "merged metadata of the layers"}))?);
-        config.set_field("history", Json::List(history));
-    }
-    let config = serde_json::to_vec(&config).map_err(malformed("config"))?;
-
-    // Docker's manifests have no annotations.
-    let annotations = match Document::parse(manifest, None)? {
-        Document::Manifest(parsed) if parsed.media_type != MANIFEST_TYPE => Json::Null,
-        _ => json::from_slice::<Json>(manifest)
-            .map_err(malformed("manifest"))?
-            .field("annotations"),
-    };
-    let layers: Vec<_> = images.iter().map(ErofsEntry::json).collect();
-    let mut manifest = Json::of(&json!({
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": config_descriptor(&config),
-        "layers": layers,
-    }))
-    .map_err(malformed("manifest"))?;
-    let mut annotations = match annotations {
-        Json::Object(fields) => Json::Object(fields),
-        _ => Json::Object(Vec::new()),
-    };
-    annotations.set_field(names::FORMAT, Json::Text(identity::FORMAT.to_string()));
-    annotations.set_field(names::ZSTD, Json::Text(micabox_chunk::zstd_version()));
-    manifest.set_field("annotations", annotations);
-    Ok(ErofsDocuments {
-        config,
-        manifest: serde_json::to_vec(&manifest).map_err(malformed("manifest"))?,
-    })
-}
-
-/// Returns an index of an image's two manifests, the one of archives first: clients that know nothing of EROFS take the
-/// first for their platform.
-///
-/// # Errors
-///
-/// [`ManifestError::Malformed`]: `config` can't be read.
-pub fn erofs_index(
-    archives: &Descriptor,
-    images: &Descriptor,
-    config: &[u8],
-) -> Result<Vec<u8>, ManifestError> {
-    let malformed = |error: json::Error| ManifestError::Malformed {
-        document: "config",
-        message: printable(&error.to_string()),
-    };
-    let config: Json = json::from_slice(config).map_err(malformed)?;
-    let mut platform = serde_json::Map::new();
-    for name in ["architecture", "os", "os.version", "variant"] {
-        if let Json::Text(value) = config.field(name)
-            && !value.is_empty()
-        {
-            platform.insert(name.to_owned(), json!(value));
-        }
-    }
-    let entry = |of: &Descriptor, features: &[&str]| {
-        let mut platform = platform.clone();
-        if !features.is_empty() {
-            platform.insert("os.features".to_owned(), json!(features));
-        }
-        json!({"mediaType": of.media_type, "digest": of.digest, "size": of.size, "platform": platform})
-    };
-    let index = json!({
-        "schemaVersion": 2,
-        "mediaType": INDEX_TYPE,
-        "manifests": [entry(archives, &[]), entry(images, &[names::FEATURE])],
-    });
-    serde_json::to_vec(&index).map_err(malformed)
-}
-
-impl ErofsEntry {
-    fn json(&self) -> serde_json::Value {
-        let annotations = self.annotations.iter();
-        let annotations: serde_json::Map<_, _> = annotations
-            .map(|(name, value)| ((*name).to_owned(), json!(value)))
-            .collect();
-        json!({
-            "mediaType": self.blob.media_type,
-            "digest": self.blob.digest,
-            "size": self.blob.size,
-            "annotations": annotations,
-        })
     }
 }

@@ -4,16 +4,16 @@
 //! compressed anew. Archive and diff ID stay the same, and so do the config and the image; the
 //! blob's digest changes with the compression, and with it the manifest's.
 
+mod conversion;
 mod erofs;
+mod erofs_documents;
 mod manifest;
 mod pack;
 
+pub use conversion::{Conversion, ConversionError, convert_image, device_id, fsmeta_id, transfers};
 pub(crate) use erofs::fsmeta_digest;
-pub use erofs::{
-    Conversion, ConversionError, ErofsDocuments, ErofsEntry, INDEX_TYPE, PackedErofs,
-    convert_image, device_id, erofs_documents, erofs_index, fsmeta_id, pack_device, pack_fsmeta,
-    transfers,
-};
+pub use erofs::{ErofsEntry, PackedErofs, pack_device, pack_fsmeta};
+pub use erofs_documents::{ErofsDocuments, INDEX_TYPE, erofs_documents, erofs_index};
 pub use manifest::MANIFEST_TYPE;
 pub(crate) use manifest::fresh;
 pub use manifest::{config_descriptor, rewrite};

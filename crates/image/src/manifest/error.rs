@@ -109,10 +109,18 @@ pub enum ManifestError {
         /// What its manifest says.
         format: String,
     },
-    /// The image was converted to EROFS images, elsewhere, and something was to be made of its archives.
+    /// Two layers are said to be made of one archive.
     #[error(
-        "its layers are EROFS images that were converted elsewhere, and their archives are not here: pull it for a \
-         platform without `(+erofs)`"
+        "two of its layers are different EROFS images, both said to be converted from the archive {archive}"
+    )]
+    Archive {
+        /// The archive's digest.
+        archive: Digest,
+    },
+    /// The image came as EROFS images, and something was to be made of its archives.
+    #[error(
+        "its layers came as EROFS images, and their archives are not here: if there are any, pull it for a platform \
+         without `(+erofs)`"
     )]
     NoArchives,
     /// A layer whose blob alone exceeds the limit.

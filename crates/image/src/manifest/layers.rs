@@ -4,6 +4,8 @@
 //!
 //! [spec]: https://github.com/erofs/erofs-image-spec
 
+use std::collections::HashMap;
+
 use oci_spec::image::ImageConfiguration;
 
 use super::erofs::{ARCHIVE, CHUNK_INDEX, DEVICE, FORMAT, ROLE, STACKED, UNCOMPRESSED};
@@ -82,6 +84,7 @@ pub fn layers_of(
             check_role(entry, blob)?;
             None
         };
+        check_marks(entry, blob)?;
         let kind =
             LayerKind::of(Some(&entry.media_type)).map_err(|problem| ManifestError::LayerType {
                 blob,
@@ -126,7 +129,21 @@ pub fn layers_of(
             },
         });
     }
+    check_archives(&layers)?;
     Ok(layers)
+}
+
+/// Refuses an image of which two layers are said to be made of one archive: an archive converts to one image, and its
+/// UUID, by which a guest finds devices, is made of the archive's digest.
+fn check_archives(layers: &[LayerSource]) -> Result<(), ManifestError> {
+    let mut known = HashMap::new();
+    for layer in layers {
+        let identity = layer.archive.unwrap_or(layer.diff_id);
+        if *known.entry(identity).or_insert(layer.diff_id) != layer.diff_id {
+            return Err(ManifestError::Archive { archive: identity });
+        }
+    }
+    Ok(())
 }
 
 /// Returns whether the image is one that this version of mica has converted: all layers but the last are devices, whose
@@ -135,12 +152,14 @@ fn is_converted(manifest: &Manifest) -> Result<bool, ManifestError> {
     let Some((fsmeta, devices)) = manifest.layers.split_last() else {
         return Ok(false);
     };
+    let is_erofs = |entry: &Entry| LayerKind::of(Some(&entry.media_type)) == Ok(LayerKind::Erofs);
     let is_device = |entry: &Entry| {
         entry.annotation(ROLE) == Some(DEVICE) && entry.annotation(ARCHIVE).is_some()
     };
     let has_form = fsmeta.annotation(ROLE).is_none()
         && fsmeta.annotation(ARCHIVE).is_none()
         && !devices.is_empty()
+        && manifest.layers.iter().all(is_erofs)
         && devices.iter().all(is_device);
     let Some(format) = manifest.annotations.get(FORMAT).filter(|_| has_form) else {
         return Ok(false);
@@ -171,18 +190,25 @@ pub(crate) fn fsmeta_of(manifest: &Manifest) -> Result<Option<Digest>, ManifestE
 
 /// Refuses a layer that another reader of the manifest would not put on top of the ones before.
 fn check_role(entry: &Entry, blob: Digest) -> Result<(), ManifestError> {
-    let role = |role| Err(ManifestError::Role { blob, role });
     match entry.annotation(ROLE) {
-        None | Some(STACKED) => {}
-        Some(name) => return role(format!("the role `{}` ({ROLE})", printable(name))),
+        None | Some(STACKED) => Ok(()),
+        Some(name) => Err(ManifestError::Role {
+            blob,
+            role: format!("the role `{}` ({ROLE})", printable(name)),
+        }),
     }
+}
+
+/// Refuses a blob that another tool marks as no layer.
+fn check_marks(entry: &Entry, blob: Digest) -> Result<(), ManifestError> {
     let marks = entry
         .annotations
         .iter()
         .filter(|(_, value)| *value != "false");
     for (name, _) in marks {
         if let Some((_, what)) = MARKS.iter().find(|(mark, _)| name.starts_with(mark)) {
-            return role(format!("{what} ({})", printable(name)));
+            let role = format!("{what} ({})", printable(name));
+            return Err(ManifestError::Role { blob, role });
         }
     }
     Ok(())

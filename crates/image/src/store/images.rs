@@ -312,8 +312,14 @@ impl Store {
         let (sources, fsmeta) = sources(manifest, &config_digest, &parsed)
             .map_err(|e| invalid("the image's manifest", e))?;
         let mut layers = Vec::new();
-        for LayerSource { diff_id, .. } in sources {
-            layers.push(self.layer(&diff_id)?.ok_or(Error::NoLayer { diff_id })?);
+        for LayerSource {
+            diff_id, archive, ..
+        } in sources
+        {
+            let layer = self.layer(&diff_id)?;
+            // One that was converted elsewhere is no other tool's, or another archive's.
+            let layer = layer.filter(|layer| layer.record.archive == archive);
+            layers.push(layer.ok_or(Error::NoLayer { diff_id })?);
         }
 
         let lock = Lock::wait(&self.layout.image_lock(&digest), Mode::Exclusive)?;

@@ -4,6 +4,7 @@ mod against_gnu_tar;
 mod append_layer;
 mod archives;
 mod blobs;
+mod devices;
 mod full_disk;
 #[allow(dead_code, reason = "the pull tests use more of it")]
 mod image;

@@ -328,7 +328,7 @@ fn served(converted: &Converted, change: impl FnOnce(&mut Value)) -> (Registry, 
 #[test]
 fn a_converted_image_that_lies_is_not_taken() {
     type Change = fn(&mut Value);
-    let changes: [(Change, &str); 9] = [
+    let changes: [(Change, &str); 12] = [
         (
             |m| {
                 m["layers"][4]["annotations"]["org.erofs.uncompressed-digest"] =
@@ -370,6 +370,21 @@ fn a_converted_image_that_lies_is_not_taken() {
         (
             |m| m["layers"][0] = m["layers"][4].clone(),
             "the role `device` (org.erofs.role)",
+        ),
+        (
+            |m| {
+                let archive = m["layers"][0]["annotations"]["org.micabox.archive"].clone();
+                m["layers"][1]["annotations"]["org.micabox.archive"] = archive;
+            },
+            "both said to be converted from the archive sha256:",
+        ),
+        (
+            |m| m["layers"][4]["mediaType"] = json!("application/vnd.oci.image.layer.v1.tar+zstd"),
+            "the role `device` (org.erofs.role)",
+        ),
+        (
+            |m| m["layers"][0]["annotations"]["org.opencontainers.image.enc.keys.jwe"] = json!("x"),
+            "the mark of an encrypted layer",
         ),
     ];
     let converted = Converted::new();
