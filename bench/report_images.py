@@ -316,7 +316,12 @@ def converted(result: dict) -> str:
     }
     peer = result["made"]["zstd"]
     rows = [
-        [names[who], f"{cost['wall']:.2f}", f"{cost['cpu']:.2f}", f"{cost['cpu'] / peer['cpu']:.2f}"]
+        [
+            names[who],
+            f"{cost['wall']:.2f}",
+            f"{cost['cpu']:.2f}",
+            f"{cost['cpu'] / peer['cpu']:.2f}",
+        ]
         for who, cost in result["made"].items()
     ]
     parts.append(table(["making", "wall, s", "CPU, s", "CPU ratio"], rows))
