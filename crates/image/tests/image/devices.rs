@@ -102,7 +102,7 @@ fn an_image_has_only_what_a_conversion_writes() {
 
 #[test]
 fn a_layer_that_was_taken_over_is_that_of_its_archive_alone() {
-    let archive = Archive::new().file("file", b"contents".to_vec()).finish();
+    let archive = Archive::new().file("file", b"contents").finish();
     let origin = store();
     let converted = convert(&origin, &archive).unwrap();
     let mut image = std::fs::read(&converted.path).unwrap();
