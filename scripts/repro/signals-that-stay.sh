@@ -30,14 +30,18 @@ bad=0
 good() { echo "ok    $1"; }
 wrong() { echo "WRONG $1: $2"; bad=1; }
 
+# Waits for at most a minute: all that this waits for takes less on any machine.
+until_() { for _ in $(seq 600); do "$@" && return; sleep 0.1; done; return 1; }
+is_gone() { ! kill -0 "$1" 2>/dev/null; }
+
 for signal in TERM USR2 HUP WINCH RTMIN+2; do
     number=$(kill -l ${signal%+2}); [ $signal = RTMIN+2 ] && number=36
+    rm -f out # the one before was ready, too
     "$MICA" run --rm -q --backend "$BACKEND" repro/box:1 sh -c "trap 'echo got; exit 7' $number; trap 'echo other; exit 8' TERM; [ $number = 15 ] && trap 'echo got; exit 7' 15; echo ready; while :; do sleep 0.1; done" >out 2>/dev/null &
     pid=$!
-    for _ in $(seq 50); do grep -q ready out && break; sleep 0.1; done
+    until_ grep -qs ready out
     kill -s $signal $pid
-    sleep 1
-    if kill -0 $pid 2>/dev/null; then kill -KILL $pid; wait $pid 2>/dev/null; wrong $signal 'not passed on'; continue; fi
+    if ! until_ is_gone $pid; then kill -KILL $pid; wait $pid 2>/dev/null; wrong $signal 'not passed on'; continue; fi
     wait $pid 2>/dev/null; code=$?
     grep -q got out && good $signal || wrong $signal "exit $code, the command saw: $(tail -1 out)"
 done

@@ -163,10 +163,11 @@ fn run(args: &Args) -> Outcome {
     let shown = Shown::Memory {
         is_foreign: args.load.is_some(),
     };
-    // Before any thread: a namespace is entered by a process that has one.
-    let place = Arc::new(Place::mount(&args.place, only_own, shown).map_err(failed)?);
+    // Before others can see the mount: a signal from then on ends it.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])
         .map_err(|error| Failure::of(&error).context("catching signals"))?;
+    // Before any thread: a namespace is entered by a process that has one.
+    let place = Arc::new(Place::mount(&args.place, only_own, shown).map_err(failed)?);
     let server = {
         let (files, channels) = (Arc::clone(&files), place.channels().map_err(failed)?);
         let (cache, stop) = (args.cache.into(), signals.handle());

@@ -124,11 +124,15 @@ fn mount(args: &Args, source: &OsStr, place: &Path) -> Outcome {
     };
     let name = source.to_string_lossy();
     let mounts = Mounts::of(&sandboxes);
-    let mounted = mounts.mount(&tree, &name, place, &options)?;
-    if options.is_ours {
-        return stay(mounted, &args.command);
+    if !options.is_ours {
+        mounts.mount(&tree, &name, place, &options)?;
+        return Ok(0);
     }
-    Ok(0)
+    // Before others can see the mount: a signal from then on ends it.
+    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])
+        .map_err(|error| Failure::of(&error).context("catching signals"))?;
+    let mounted = mounts.mount(&tree, &name, place, &options)?;
+    stay(mounted, &args.command, signals)
 }
 
 /// Returns a path without links, whose last directory may not exist yet.
@@ -146,10 +150,8 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// Runs the command in the tree, or waits for a signal or the unmount. Unmounts.
-fn stay(mounted: MountedTree, command: &[OsString]) -> Outcome {
+fn stay(mounted: MountedTree, command: &[OsString], mut signals: Signals) -> Outcome {
     let mounted = Arc::new(mounted);
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])
-        .map_err(|error| Failure::of(&error).context("catching signals"))?;
     let server = {
         let (mounted, stop) = (Arc::clone(&mounted), signals.handle());
         thread::spawn(move || {

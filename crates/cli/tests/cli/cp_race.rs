@@ -62,9 +62,7 @@ fn a_guest_that_races_renames_leads_nothing_out() {
     let out = home.path().join("out");
     fs::create_dir(&out).unwrap();
 
-    let run = [
-        "run", "-d", "--rm", "--name", "it", "box", "perl", "-e", RACE,
-    ];
+    let run = ["run", "-d", "--name", "it", "box", "perl", "-e", RACE];
     home.output(&[&run[..], &[host.to_str().unwrap()]].concat())
         .ok();
     let make = "mkdir /precious && echo kept >/precious/keep; cat /etc/hostname";
@@ -106,7 +104,14 @@ fn a_guest_that_races_renames_leads_nothing_out() {
             let _ = files.write("/race/x/sub/written", b"ours");
             let _ = files.list("/race", 5).map(|entries| entries.count());
             removed += u32::from(files.remove("/race/y", true).is_ok());
-            assert_eq!(files.read("/precious/keep").unwrap(), b"kept\n");
+            let kept = files.read("/precious/keep").unwrap_or_else(|error| {
+                let [state, log] = [&["inspect", "it"], &["logs", "it"]].map(|words| {
+                    let said = home.output(words);
+                    said.stdout() + &said.stderr()
+                });
+                panic!("{error:?}: {state}{log}")
+            });
+            assert_eq!(kept, b"kept\n");
         }
     }
     assert_eq!(tree(&host), before);
