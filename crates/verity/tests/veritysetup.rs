@@ -7,6 +7,13 @@ use std::process::Command;
 
 use micabox_verity::{BLOCK, Tree};
 
+/// cryptsetup's program, which Debian keeps out of a user's PATH.
+fn veritysetup() -> Command {
+    let mut command = Command::new("veritysetup");
+    command.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin");
+    command
+}
+
 fn tree(image: &[u8], piece: usize) -> (String, Vec<u8>) {
     let mut tree = Tree::new([7; 16]);
     image.chunks(piece).for_each(|piece| tree.update(piece));
@@ -29,7 +36,7 @@ fn image(blocks: usize) -> Vec<u8> {
 
 fn verifies(path: &std::path::Path, offset: usize, root: &str) -> bool {
     let path = path.to_str().unwrap();
-    let output = Command::new("veritysetup")
+    let output = veritysetup()
         .args(["verify", path, path, root])
         .arg(format!("--hash-offset={offset}"))
         .output()
@@ -76,7 +83,7 @@ fn the_tree_is_veritysetups_own() {
     );
     let image = image(300);
     fs::write(&data, &image).unwrap();
-    let output = Command::new("veritysetup")
+    let output = veritysetup()
         .args([
             "format",
             "--salt=-",

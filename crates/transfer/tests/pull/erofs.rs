@@ -36,6 +36,13 @@ struct Unpacked {
     length: u64,
 }
 
+/// cryptsetup's program, which Debian keeps out of a user's PATH.
+fn veritysetup() -> Command {
+    let mut command = Command::new("veritysetup");
+    command.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin");
+    command
+}
+
 fn reference(registry: &DockerRegistry, rest: &str) -> Reference {
     format!("{}/{rest}", registry.host()).parse().unwrap()
 }
@@ -203,7 +210,7 @@ fn what_is_pushed_is_what_the_specification_says() {
         let root = annotation("org.erofs.dmverity.root_digest");
         let root = root.strip_prefix("sha256:").unwrap();
         let offset = format!("--hash-offset={}", image.length);
-        run(Command::new("veritysetup").args(["verify", path, path, root, &offset]));
+        run(veritysetup().args(["verify", path, path, root, &offset]));
         assert_eq!(annotation("org.erofs.dmverity.block_size"), "4096");
 
         // One chunk after the other, read alone.
