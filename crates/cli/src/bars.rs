@@ -76,8 +76,8 @@ const SAVING: Words = Words {
 const CONVERTING: Words = Words {
     layers: "converting",
     publishing: "finishing",
-    present: "saved",
-    done: "saved",
+    present: "converted",
+    done: "converted",
 };
 
 const PUSHING: Words = Words {

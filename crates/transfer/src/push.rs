@@ -169,7 +169,7 @@ pub async fn push(
     let push = Arc::new(push);
     let stopped = StopOnDrop(Arc::clone(&push.stop));
     let parallel = options.settings.parallel_layers.get();
-    push.announce(&found, options.erofs);
+    push.announce(&found);
     let (blobs, present) = push.layers(&found, parallel).await?;
     let images = if options.erofs {
         Some(push.images(&found, parallel).await?)
@@ -225,7 +225,7 @@ struct Found {
     config: Vec<u8>,
     /// All names of the image.
     references: Vec<Reference>,
-    /// Its EROFS images, as progress has them.
+    /// Its EROFS images, as progress has them, if they are sent.
     images: Vec<progress::Layer>,
     /// Keeps `prune` from removing the image.
     _shared: store::Lock,
@@ -249,8 +249,13 @@ impl Found {
         let Document::Manifest(parsed) = Document::parse(&manifest, None).map_err(error)? else {
             return Err(error(ManifestError::NoImage));
         };
-        let images = store.images()?.into_iter();
-        let mut same = images.filter(|image| image.manifest_digest == digest);
+        let images = if erofs {
+            transfers(store, &image)?
+        } else {
+            Vec::new()
+        };
+        let summaries = store.images()?.into_iter();
+        let mut same = summaries.filter(|image| image.manifest_digest == digest);
         Ok(Self {
             name: name.to_owned(),
             sources: sources_of(&parsed, &image.config, limits).map_err(error)?,
@@ -259,7 +264,7 @@ impl Found {
                 .next()
                 .map(|image| image.references)
                 .unwrap_or_default(),
-            images: transfers(store, &image)?,
+            images,
             manifest,
             image,
             _shared: shared,
@@ -334,17 +339,14 @@ struct Push {
 
 impl Push {
     /// Says what will be sent.
-    fn announce(&self, found: &Found, erofs: bool) {
+    fn announce(&self, found: &Found) {
         self.progress.event(Event::Phase(Phase::Layers));
         let layers = found.unique_layers();
         let archives = layers.iter().map(|(layer, _)| progress::Layer {
             diff_id: layer.diff_id,
             blob: layer.uncompressed(),
         });
-        let mut moved: Vec<_> = archives.collect();
-        if erofs {
-            moved.extend(found.images.iter().cloned());
-        }
+        let moved: Vec<_> = archives.chain(found.images.iter().cloned()).collect();
         self.progress.event(Event::Layers(&moved));
     }
 

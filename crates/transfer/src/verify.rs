@@ -165,7 +165,7 @@ pub async fn verify_conversion(
     };
     let by_digest = reference.with_digest(archives_digest);
     let image = pull(store, &by_digest, &pulled, Arc::clone(&progress)).await?;
-    // Whoever wrote the index may call EROFS images archives, to have them compared with themselves.
+    // An index may list EROFS images as archives: they would be compared with themselves.
     if image
         .layers
         .iter()

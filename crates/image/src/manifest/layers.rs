@@ -40,7 +40,7 @@ const MARKS: [(&str, &str); 4] = [
 pub struct LayerSource {
     /// The blob.
     pub blob: Blob,
-    /// Digest of the uncompressed archive.
+    /// Digest of the uncompressed layer, an archive or an EROFS image.
     pub diff_id: Digest,
     /// Other addresses of the blob, for layers that registries need not hold.
     pub urls: Vec<String>,

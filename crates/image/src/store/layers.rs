@@ -25,7 +25,7 @@ pub const PADDING: u64 = 2 << 20;
 pub struct LayerRecord {
     /// The [`identity::FORMAT`] of the layer's image.
     pub format: u32,
-    /// Digest of the uncompressed archive.
+    /// Digest of the uncompressed layer: of its archive, or of the EROFS image that it came as.
     pub diff_id: Digest,
     /// Length of the image in blocks, without its padding.
     pub blocks: u64,
@@ -40,8 +40,8 @@ pub struct LayerRecord {
     /// Extended attributes and ACLs that were left out: see `docs/oci.md`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dropped_xattrs: u64,
-    /// Of an image that was converted elsewhere: digest of its archive, as its manifest says. Nobody has shown that the
-    /// archive converts to it.
+    /// Of an image that was converted elsewhere: digest of its archive, as its manifest says. That the archive converts
+    /// to it is not verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub archive: Option<Digest>,
     /// The file from which the archive can be rebuilt; `None` for a layer that was an EROFS image.
@@ -104,7 +104,7 @@ pub(crate) fn padded_blocks(blocks: u64) -> u64 {
 /// A layer in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layer {
-    /// Digest of the uncompressed archive, which names the layer.
+    /// Digest of the uncompressed layer, which names it: of its archive, or of the EROFS image that it came as.
     pub diff_id: Digest,
     /// Its filesystem image.
     pub path: PathBuf,
