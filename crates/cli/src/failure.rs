@@ -18,8 +18,11 @@ pub const EXIT_MICA: u8 = 125;
 /// Exit code of every failed command but `run`.
 const EXIT_FAILURE: u8 = 1;
 
-/// Most lines of a guest's console that are shown.
+/// Lines of a guest's console that are shown, its last ones.
 const CONSOLE_LINES: usize = 20;
+
+/// Most lines that are shown if the kernel reports an oops in them: registers, code and the trace of calls.
+const OOPS_LINES: usize = 80;
 
 /// Most characters of a message that are shown: it may quote foreign text.
 const MESSAGE_MAX: usize = 2000;
@@ -126,9 +129,7 @@ impl Failure {
         }
         if let Some(console) = &self.console {
             let _ = writeln!(text, "{INDENT}the last lines of the guest's console:");
-            let lines: Vec<&str> = console.lines().collect();
-            let from = lines.len().saturating_sub(CONSOLE_LINES);
-            for line in lines.iter().skip(from) {
+            for line in last_lines(console) {
                 let line = line.replace('\t', "    ");
                 let _ = writeln!(text, "{INDENT}| {}", visible::line(&line));
             }
@@ -145,6 +146,21 @@ impl Failure {
             hint: self.hint.clone(),
         });
     }
+}
+
+/// Returns the last lines of a guest's console; of a kernel that reports an oops, all since that began.
+fn last_lines(console: &str) -> Vec<&str> {
+    /// The first oops since the start has it in its header, which a few lines may precede.
+    const HEADER: &str = "[#1]";
+    const BEFORE: usize = 6;
+    let lines: Vec<&str> = console.lines().collect();
+    let header = lines.iter().position(|line| line.contains(HEADER));
+    let last = lines.len().saturating_sub(CONSOLE_LINES);
+    let from = header.map_or(last, |header| {
+        let begin = header.saturating_sub(BEFORE);
+        begin.max(lines.len().saturating_sub(OOPS_LINES)).min(last)
+    });
+    lines.get(from..).unwrap_or_default().to_vec()
 }
 
 /// Writes several failures to stderr.
@@ -277,6 +293,24 @@ from_words!(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_console_is_shown_from_the_header_of_an_oops() {
+        let all: Vec<String> = (0..200).map(|number| format!("line {number}")).collect();
+        let shown = |header: usize| {
+            let mut all = all.clone();
+            all[header] = "Oops: invalid opcode: 0000 [#1] SMP".to_owned();
+            let console = all.join("\n");
+            let lines = last_lines(&console);
+            (lines.len(), lines[0].to_owned())
+        };
+        assert_eq!(last_lines(&all.join("\n"))[..], all[180..]);
+        assert_eq!(shown(150), (56, "line 144".to_owned()));
+        assert_eq!(shown(190), (20, "line 180".to_owned()));
+        assert_eq!(shown(10), (80, "line 120".to_owned()));
+        assert_eq!(last_lines("one"), ["one"]);
+        assert!(last_lines("").is_empty());
+    }
 
     #[test]
     fn a_long_message_keeps_its_beginning_and_its_cause() {

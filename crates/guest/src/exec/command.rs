@@ -143,6 +143,12 @@ impl Command {
         self.process.report.is_none() && output.window.available() > 0
     }
 
+    /// Returns stdin, once the host has been notified of the start: a process may end before its report is
+    /// read, and no message of a command may come before that of its start.
+    pub fn polled_stdin(&self) -> Option<&Stdin> {
+        self.stdin.as_ref().filter(|_| self.announced.is_some())
+    }
+
     /// Sends one piece of output, if there is any, and credit for it.
     pub fn read_output(
         &mut self,

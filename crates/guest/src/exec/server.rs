@@ -193,7 +193,7 @@ impl Server {
                     }
                 }
             }
-            if let Some(stdin) = &command.stdin {
+            if let Some(stdin) = command.polled_stdin() {
                 // Even without requested events, poll(2) reports that stdin has no reader any more.
                 let mut events = PollFlags::empty();
                 events.set(PollFlags::OUT, !stdin.queue.is_empty());
@@ -441,9 +441,57 @@ fn discard(stream: &OwnedFd, buffer: &mut [u8; MAX_DATA]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::os::unix::net::UnixStream;
 
+    use micabox_wire::Decoder;
+
     use super::*;
+
+    fn exec(program: &str, stdin: bool) -> Exec {
+        Exec {
+            argv: vec![program.as_bytes().to_vec()],
+            env: Vec::new(),
+            cwd: Vec::new(),
+            make_cwd: false,
+            user: String::new(),
+            tty: None,
+            stdin,
+            output_window: 0,
+            confinement: micabox_wire::Confinement::default(),
+        }
+    }
+
+    #[test]
+    fn nothing_is_said_of_stdin_before_the_start_is_reported() {
+        let (mut host, agent) = UnixStream::pair().unwrap();
+        let mut server = Server::new(Channel::new(agent.into()).unwrap(), Sandbox::here());
+        let mut buffer = Box::new([0; MAX_DATA]);
+        server.start(1, exec("true", true));
+        // With the process, the reader of its stdin has ended.
+        let process = &server.commands.get(&1).unwrap().process.handle;
+        let mut ended = [PollFd::new(process, PollFlags::IN)];
+        poll(&mut ended, None).unwrap();
+        let ready = server.wait().unwrap();
+        let of_stdin = ready
+            .iter()
+            .any(|(source, _)| matches!(source, Source::Stdin(_)));
+        assert!(!of_stdin);
+
+        while !server.commands.is_empty() {
+            server.turn(&mut buffer).unwrap();
+        }
+        drop(server);
+        let mut sent = Vec::new();
+        host.read_to_end(&mut sent).unwrap();
+        let mut messages = Decoder::<ToHost>::new();
+        messages.push(&sent);
+        let first = messages.next_message().unwrap();
+        assert!(
+            matches!(first, Some(ToHost::Started { id: 1, .. })),
+            "{first:?}"
+        );
+    }
 
     #[test]
     fn a_queue_that_empties_at_once_leaves_no_ended_command_behind() {
@@ -452,18 +500,7 @@ mod tests {
         rustix::net::sockopt::set_socket_send_buffer_size(&agent, 1 << 20).unwrap();
         let mut server = Server::new(Channel::new(agent.into()).unwrap(), Sandbox::here());
         let mut buffer = Box::new([0; MAX_DATA]);
-        let spec = Exec {
-            argv: vec![b"echo".to_vec()],
-            env: Vec::new(),
-            cwd: Vec::new(),
-            make_cwd: false,
-            user: String::new(),
-            tty: None,
-            stdin: false,
-            output_window: 0,
-            confinement: micabox_wire::Confinement::default(),
-        };
-        server.start(1, spec);
+        server.start(1, exec("echo", false));
         while server.commands.get(&1).is_some_and(Command::runs) {
             server.turn(&mut buffer).unwrap();
         }
