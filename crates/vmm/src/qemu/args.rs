@@ -35,6 +35,8 @@ pub(super) enum Processor {
     Emulated {
         /// Frequency of the time stamp counter in kHz, if it counts evenly.
         tsc_khz: Option<u32>,
+        /// One thread executes all processors in turn ([`super::binary::mixes_up_patches`]).
+        one_thread: bool,
     },
 }
 
@@ -84,8 +86,12 @@ pub(super) fn build(
             options.pair("-accel", "kvm");
             options.pair("-cpu", &cpu("host", config));
         }
-        Processor::Emulated { .. } => {
-            options.pair("-accel", &format!("tcg,tb-size={CODE_BUFFER_MIB}"));
+        Processor::Emulated { one_thread, .. } => {
+            let thread = if one_thread { "single" } else { "multi" };
+            options.pair(
+                "-accel",
+                &format!("tcg,thread={thread},tb-size={CODE_BUFFER_MIB}"),
+            );
             options.pair("-cpu", &cpu("max", config));
         }
     }
@@ -154,7 +160,7 @@ fn memory(config: &MachineConfig) -> String {
 fn command_line(config: &MachineConfig, processor: Processor) -> String {
     let mut words = vec!["console=ttyS0", "quiet", "panic=-1", "reboot=t"];
     let frequency;
-    if let Processor::Emulated { tsc_khz } = processor {
+    if let Processor::Emulated { tsc_khz, .. } = processor {
         // An emulated kernel is slowest at calibrating clocks, patching its own code and
         // interpreting ACPI.
         words.push("no_timer_check");
@@ -185,6 +191,13 @@ mod tests {
     use crate::{
         Begin, Disk, DiskRate, FileRef, MachineFile, NetworkInterface, PmemRegion, Sockets,
     };
+
+    fn emulated(tsc_khz: Option<u32>) -> Processor {
+        Processor::Emulated {
+            tsc_khz,
+            one_thread: false,
+        }
+    }
 
     const FDS: Descriptors = Descriptors {
         agent: 10,
@@ -297,9 +310,15 @@ mod tests {
             ..config()
         };
         assert_eq!(values(&words(&host, Processor::Host), "-cpu"), ["host"]);
-        let slow = Processor::Emulated { tsc_khz: None };
-        let emulated = words(&config(), slow);
-        assert!(values(&emulated, "-accel")[0].starts_with("tcg,"));
+        let slow = emulated(None);
+        let threads = words(&config(), slow);
+        assert!(values(&threads, "-accel")[0].starts_with("tcg,thread=multi,"));
+        let in_turn = Processor::Emulated {
+            tsc_khz: None,
+            one_thread: true,
+        };
+        let one_thread = words(&config(), in_turn);
+        assert!(values(&one_thread, "-accel")[0].starts_with("tcg,thread=single,"));
     }
 
     #[test]
@@ -308,7 +327,7 @@ mod tests {
             let config = MachineConfig { cpus, ..config() };
             build(&config, processor, FDS, &files(&config)).map(drop)
         };
-        let slow = Processor::Emulated { tsc_khz: None };
+        let slow = emulated(None);
         build(16, slow).unwrap();
         build(64, Processor::Host).unwrap();
         let refused = build(17, slow).unwrap_err().to_string();
@@ -328,17 +347,17 @@ mod tests {
         };
         let has = |words: &[String], word: &str| words.iter().any(|known| known == word);
         let tsc_khz = Some(2_300_000);
-        let one = kernel(1, Processor::Emulated { tsc_khz });
+        let one = kernel(1, emulated(tsc_khz));
         assert!(has(&one, "tsc_early_khz=2300000") && has(&one, "acpi=off"));
         assert!(has(&one, "nolapic_timer"));
         // The second processor would get no timer.
-        let two = kernel(2, Processor::Emulated { tsc_khz });
+        let two = kernel(2, emulated(tsc_khz));
         assert!(has(&two, "acpi=off") && !has(&two, "nolapic_timer"));
-        let arguments = words(&config(), Processor::Emulated { tsc_khz });
+        let arguments = words(&config(), emulated(tsc_khz));
         let topology = values(&arguments, "-smp")[0];
         assert_eq!(topology, "cpus=2,sockets=2,cores=1,threads=1");
         // ACPI's timer is needed to measure the counter.
-        let uneven = kernel(1, Processor::Emulated { tsc_khz: None });
+        let uneven = kernel(1, emulated(None));
         assert!(!has(&uneven, "acpi=off") && !has(&uneven, "tsc=reliable"));
         assert!(!has(&kernel(1, Processor::Host), "no_timer_check"));
     }

@@ -127,6 +127,7 @@ impl Backend for Qemu {
             (Acceleration::Kvm | Acceleration::Native, _) => args::Processor::Host,
             (Acceleration::Emulated { .. }, counter) => args::Processor::Emulated {
                 tsc_khz: counter.and_then(|counter| counter.frequency_khz()),
+                one_thread: config.cpus > 1 && binary::mixes_up_patches(&self.program),
             },
         };
         let channels = Channels::new()?;
