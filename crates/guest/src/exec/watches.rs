@@ -125,8 +125,10 @@ impl Watches {
         for process in &mut self.processes {
             process.hear(&mut self.left);
         }
-        // An answer comes after all that happened before the question.
-        self.pass_on();
+        // An answer comes after all that happened before the question. What comes while this is read may wait.
+        let inotify = self.inotify.as_ref();
+        let bytes = inotify.and_then(|inotify| rustix::io::ioctl_fionread(inotify).ok());
+        self.pass_on(bytes.unwrap_or(0));
         for process in &mut self.processes {
             process.answer();
             process.send();
@@ -144,15 +146,17 @@ impl Watches {
         }
     }
 
-    fn pass_on(&mut self) {
+    /// Passes on as many events as there can be in `bytes`, and all that were read with them.
+    fn pass_on(&mut self, bytes: u64) {
         let Some(inotify) = &self.inotify else {
             return;
         };
         let mut buffer = vec![MaybeUninit::uninit(); BUFFER];
         let mut reader = Reader::new(inotify, &mut buffer);
-        // Those that there are now: more may come as long as they are read.
-        let bytes = rustix::io::ioctl_fionread(inotify).unwrap_or(0);
-        for _ in 0..=bytes / LEAST {
+        let mut left = bytes / LEAST + 1;
+        // The kernel has forgotten what is in the buffer.
+        while left > 0 || !reader.is_buffer_empty() {
+            left = left.saturating_sub(1);
             let event = match reader.next() {
                 Ok(event) => event,
                 Err(Errno::INTR) => continue,
@@ -377,5 +381,25 @@ impl Event {
             cookie: u32::from_le_bytes(cookie),
             name: (!name.is_empty()).then(|| name.to_vec()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_that_came_while_others_were_counted_are_passed_on() {
+        let mut watches = Watches::default();
+        let watching = watches.join().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let watch = add_watch(&watching.inotify, directory.path(), WatchFlags::CREATE).unwrap();
+        watches.processes[0].watches.insert(watch);
+        for name in ["a", "b", "c"] {
+            std::fs::write(directory.path().join(name), "").unwrap();
+        }
+        // They were counted before the first one came.
+        watches.pass_on(0);
+        assert_eq!(watches.processes[0].waiting.len(), 3);
     }
 }
