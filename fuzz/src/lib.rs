@@ -18,6 +18,7 @@ pub mod loaded;
 pub mod recipe;
 pub mod requests;
 pub mod share;
+pub mod signatures;
 pub mod snapshot;
 pub mod wire;
 

@@ -102,6 +102,15 @@ impl Failure {
         self
     }
 
+    /// Says where the policy is that does not let an image be used, if that is what failed.
+    fn of_policy(self, is_refused: bool) -> Self {
+        if is_refused {
+            self.hint("the policy is the file that `policy` in mica's settings names")
+        } else {
+            self
+        }
+    }
+
     /// Raises the exit code to `code` if it is lower.
     pub fn at_least(mut self, code: u8) -> Self {
         self.code = self.code.max(code);
@@ -268,12 +277,21 @@ impl From<micabox_transfer::PullError> for Failure {
             Pull::Never { .. } => Some(ErrorKind::NotFound),
             Pull::Registry(failed) if failed.reason.is_missing() => Some(ErrorKind::NotFound),
             Pull::Registry(failed) if failed.reason.is_outage() => Some(ErrorKind::Unreachable),
+            Pull::Refused { .. } | Pull::Signatures { .. } => Some(ErrorKind::Invalid),
             _ => None,
         };
+        let is_refused = matches!(error, Pull::Refused { .. });
         Self {
             kind,
-            ..Self::of(&error)
+            ..Self::of(&error).of_policy(is_refused)
         }
+    }
+}
+
+impl From<micabox_image::LoadError> for Failure {
+    fn from(error: micabox_image::LoadError) -> Self {
+        let is_refused = matches!(error, micabox_image::LoadError::Refused { .. });
+        Self::of(&error).of_policy(is_refused)
     }
 }
 
@@ -284,7 +302,6 @@ impl From<micabox_image::store::Error> for Failure {
 }
 
 from_words!(
-    micabox_image::LoadError,
     micabox_transfer::PushError,
     micabox_transfer::settings::ConfigError,
     micabox::CommandError

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -10,9 +10,10 @@ use std::thread;
 use crate::archive::{Archive, ArchiveError, ArchivedImage, ArchivedLayer, Found, Problem};
 use crate::convert::{self, Expect};
 use crate::printable;
-use crate::store::{self, Claim, Image};
+use crate::store::{self, Claim, Image, Origin};
 use crate::{Digest, Limits, Platform, Progress, Reference, Settings, Store};
 use micabox_oci::progress::{self, Event, LayerState, Phase};
+use micabox_trust::{Policy, PolicyError, Refused, Scope, Subject};
 
 /// Most parts that are left out and reported one by one.
 const MAX_NOTICES: usize = 10;
@@ -52,6 +53,17 @@ pub enum LoadError {
         /// The images in the archive.
         images: Vec<String>,
     },
+    /// The policy does not let images be loaded from there.
+    #[error("cannot load {}: {source}", path.display())]
+    Refused {
+        /// The file or directory.
+        path: PathBuf,
+        /// Which part of the policy, and why.
+        source: Box<Refused>,
+    },
+    /// The policy can't be used, so that no image may be loaded.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] store::Error),
@@ -79,6 +91,7 @@ pub fn load(
     };
     let settings = &*options.settings;
     let archive = Archive::open(path, &store.root().join("tmp"), &settings.limits)?;
+    check_policy(settings.policy.as_deref(), &archive, path)?;
     let platform = options.platform.clone().unwrap_or_else(Platform::host);
     let mut archived = archive.images(&platform, &settings.limits)?;
     let contested = archived.take_contested();
@@ -184,7 +197,7 @@ fn give_to_last(
     };
     let later = owner.manifest_digest;
     let root = found.get(*at).map_or(later, |archived| archived.root);
-    store.tag_resolved(name, &later, &root)?;
+    store.tag_resolved(name, &later, &Origin::from(&root))?;
     owner.reference.get_or_insert_with(|| name.clone());
     let others = loaded.iter().filter(|(at, _)| order(*at).is_some());
     let others = others.map(|(_, image)| image.manifest_digest);
@@ -214,6 +227,27 @@ fn without_name(image: &ArchivedImage) -> String {
     };
     let called = called(image);
     format!("the archive has no name for {called}{tags}; `mica tag {called} NAME` gives it one")
+}
+
+/// Checks that the policy lets images be loaded from an archive, in which none has signatures.
+fn check_policy(policy: Option<&Path>, archive: &Archive, path: &Path) -> Result<(), LoadError> {
+    let Some(policy) = policy else {
+        return Ok(());
+    };
+    let policy = Policy::read(policy)?;
+    let transport = archive.transport()?;
+    // A scope of the policy is a path without links.
+    let real = path.canonicalize();
+    let real = real.as_deref().unwrap_or(path);
+    let subject = Subject {
+        reference: None,
+        manifests: &[],
+    };
+    let checked = policy.check(Scope::Path(transport, real), subject, &[]);
+    checked.map(drop).map_err(|source| LoadError::Refused {
+        path: path.to_owned(),
+        source: Box::new(source),
+    })
 }
 
 /// Drops the names with the digest of something else: such a name is trusted for its digest, and
@@ -272,9 +306,12 @@ impl Conversion<'_> {
         } = self;
         progress.event(Event::Phase(Phase::Publishing));
         let (manifest, config) = (&image.manifest, &image.config);
-        let published = self
-            .store
-            .publish_resolved(manifest, config, &image.names, &image.root)?;
+        let published = self.store.publish_resolved(
+            manifest,
+            config,
+            &image.names,
+            &Origin::from(&image.root),
+        )?;
         Ok(published)
     }
 

@@ -1,5 +1,7 @@
 //! Settings of conversions: limits, parallelism, and where they run.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Deserializer, de};
 
 use crate::Limits;
@@ -14,6 +16,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Where layers are converted.
     pub conversion: Place,
+    /// The file that says which images may be loaded (containers-policy.json(5)); without it all may.
+    pub policy: Option<PathBuf>,
 }
 
 /// A number of layers, 1 to 16.

@@ -232,13 +232,18 @@ impl Repository {
         self.document(&what, &Ask::Manifest(digest, size)).await
     }
 
-    /// Fetches the blob with this digest, which must be of `size` bytes and fit into memory.
+    /// Fetches the blob with this digest, which must be of `size` bytes and fit into memory. Errors call it `what`.
     ///
     /// # Errors
     ///
     /// [`RegistryError`]: no source has a valid one.
-    pub async fn blob(&self, digest: &Digest, size: Option<u64>) -> Result<Vec<u8>, RegistryError> {
-        let what = format!("the config {digest}");
+    pub async fn blob(
+        &self,
+        what: &str,
+        digest: &Digest,
+        size: Option<u64>,
+    ) -> Result<Vec<u8>, RegistryError> {
+        let what = format!("{what} {digest}");
         if size.is_some_and(|size| size > MAX_DOCUMENT) {
             let reason = Reason::TooLarge(MAX_DOCUMENT);
             return Err(RegistryError::new(&what, &self.name, reason));

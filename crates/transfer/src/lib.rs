@@ -13,6 +13,7 @@ mod pull;
 mod push;
 pub mod settings;
 mod traced;
+mod trust;
 mod verify;
 
 pub use cancellation::Cancellation;

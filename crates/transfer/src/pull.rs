@@ -17,11 +17,12 @@ use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use micabox_image::convert::{self, Expect, Place};
 use micabox_image::manifest::{self, Document, LayerSource, ManifestError, Search};
 use micabox_image::progress::{self, Event, LayerState, Phase};
-use micabox_image::store::{self, Claim, Image, Keeping, Partial};
+use micabox_image::store::{self, Claim, Image, Keeping, Origin, Partial};
 use micabox_image::{Digest, Limits, Platform, Progress, Reference, Store};
 use micabox_registry::{self as registry, Credentials, Fetched, RegistryError, Repository};
 
 use crate::traced::Traced;
+use crate::trust;
 use crate::{Cancellation, PullPolicy, Settings};
 
 /// Options of a pull.
@@ -201,10 +202,22 @@ impl Pull<'_> {
             &self.options.credentials,
             &self.progress,
         )?);
-        let (found, resolved) = self.find(&repository).await?;
+        let policy = self.options.settings.policy()?;
+        let (found, document) = self.find(&repository).await?;
+        let manifest = match &found {
+            Found::New(image) => Digest::of(&image.manifest),
+            Found::Stored(digest) => *digest,
+        };
+        let mut origin = Origin::from(&document);
+        if let Some(policy) = policy {
+            let mut manifests = vec![manifest, document];
+            manifests.dedup();
+            origin.signers =
+                trust::signers(&policy, &repository, &self.reference, &manifests).await?;
+        }
         let found = match found {
             Found::New(image) => image,
-            Found::Stored(digest) => return self.tagged(digest, resolved).await,
+            Found::Stored(digest) => return self.tagged(digest, origin).await,
         };
 
         self.phase(Phase::Layers);
@@ -213,17 +226,17 @@ impl Pull<'_> {
         self.phase(Phase::Publishing);
         let (store, names) = (self.store.clone(), [self.reference.clone()]);
         let (manifest, config) = (found.manifest, found.config);
-        let publish = move || store.publish_resolved(&manifest, &config, &names, &resolved);
+        let publish = move || store.publish_resolved(&manifest, &config, &names, &origin);
         let image = blocking(publish).await?;
         self.phase(Phase::Done);
         Ok(image)
     }
 
     /// Gives an image in the store the requested name.
-    async fn tagged(&self, digest: Digest, resolved: Digest) -> Result<Image, PullError> {
+    async fn tagged(&self, digest: Digest, origin: Origin) -> Result<Image, PullError> {
         let (store, reference) = (self.store.clone(), self.reference.clone());
         let image = blocking(move || {
-            store.tag_resolved(&reference, &digest, &resolved)?;
+            store.tag_resolved(&reference, &digest, &origin)?;
             store.image(&reference.to_string())
         })
         .await?;
@@ -286,7 +299,9 @@ impl Pull<'_> {
         }
         let descriptor = manifest::config_of(&manifest)?;
         let digest = manifest::digest_of(descriptor, "manifest", "config")?;
-        let bytes = repository.blob(&digest, descriptor.size).await?;
+        let bytes = repository
+            .blob("the config", &digest, descriptor.size)
+            .await?;
         let config = manifest::parse_config(&bytes)?;
         if !search.image(&config) {
             return Ok(None);

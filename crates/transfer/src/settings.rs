@@ -13,6 +13,7 @@ use micabox_image::convert::Place;
 use micabox_image::{Limits, ParallelLayers};
 use micabox_oci::Reference;
 use micabox_registry::{Registry, Transfer};
+use micabox_trust::{Policy, PolicyError};
 use serde::Deserialize;
 
 /// Environment variable with the path of the settings file, in place of the one in the XDG
@@ -61,6 +62,8 @@ pub struct Settings {
     pub pull_policy: PullPolicy,
     /// How many layers of an image are fetched and converted at the same time.
     pub parallel_layers: ParallelLayers,
+    /// The file that says which images may be used (containers-policy.json(5)); without it all may.
+    pub policy: Option<PathBuf>,
     /// Timeouts and retries.
     pub transfer: Transfer,
     /// Limits on what a layer may cost.
@@ -127,6 +130,9 @@ impl Settings {
     /// Parses settings from TOML. Relative paths in them are relative to `directory`.
     fn parse(text: &str, directory: &Path) -> Result<Self, String> {
         let mut settings: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        if let Some(policy) = &mut settings.policy {
+            *policy = directory.join(&*policy);
+        }
         for (name, registry) in &mut settings.registry {
             // Only the parser of references knows the valid names of registries.
             let named = format!("{name}/x").parse::<Reference>();
@@ -150,6 +156,15 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Reads the policy, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError`].
+    pub fn policy(&self) -> Result<Option<Policy>, PolicyError> {
+        self.policy.as_deref().map(Policy::read).transpose()
+    }
+
     /// Returns the settings that conversions need.
     #[must_use]
     pub fn for_images(&self) -> micabox_image::Settings {
@@ -157,6 +172,7 @@ impl Settings {
             parallel_layers: self.parallel_layers,
             limits: self.limits.clone(),
             conversion: self.conversion,
+            policy: self.policy.clone(),
         }
     }
 
@@ -201,6 +217,8 @@ mod tests {
             defaults.transfer.longest_pause
         );
         assert_eq!(example.limits, defaults.limits);
+        let policy = Path::new("/etc/containers/policy.json");
+        assert_eq!(example.policy.as_deref(), Some(policy));
         assert_eq!(
             example.for_registries().registry("docker.io").mirrors,
             [

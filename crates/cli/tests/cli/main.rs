@@ -41,6 +41,7 @@ mod save;
 mod serve;
 mod share_programs;
 mod shares;
+mod signatures;
 mod snapshot_files;
 mod start_failures;
 mod stop;

@@ -96,8 +96,22 @@ impl Archive {
             .map_err(|problem| self.error(problem))
     }
 
+    /// Returns what skopeo calls an archive like this.
+    pub(crate) fn transport(&self) -> Result<&'static str, ArchiveError> {
+        let is_layout = self.is_layout().map_err(|problem| self.error(problem))?;
+        Ok(match (&self.members, is_layout) {
+            (Members::Directory(_), _) => "oci",
+            (Members::Tarball(_), true) => "oci-archive",
+            (Members::Tarball(_), false) => "docker-archive",
+        })
+    }
+
+    fn is_layout(&self) -> Result<bool, Problem> {
+        Ok(self.member(layout::MARKER)?.is_some() && self.member(layout::INDEX)?.is_some())
+    }
+
     fn find(&self, wanted: &Platform, limits: &Limits) -> Result<Found, Problem> {
-        if self.member(layout::MARKER)?.is_some() && self.member(layout::INDEX)?.is_some() {
+        if self.is_layout()? {
             let found = layout::images(self, wanted, limits)?;
             // Docker 25.0.0 and 25.0.1 write an index without entries for an image that is saved
             // by its ID (moby#47210), and the whole image beside it.

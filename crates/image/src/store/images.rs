@@ -15,7 +15,7 @@ use super::layers::{Layer, padded_blocks};
 use super::layout;
 use super::lock::{Lock, Mode};
 use super::merged;
-use super::references::check_digest;
+use super::references::{Origin, check_digest};
 use super::scratch::Scratch;
 use super::vmdk::{self, Extent};
 use super::{ImageName, Store};
@@ -281,11 +281,12 @@ impl Store {
         config: &[u8],
         references: &[Reference],
     ) -> Result<Image> {
-        self.publish_resolved(manifest, config, references, &Digest::of(manifest))
+        let origin = Origin::from(&Digest::of(manifest));
+        self.publish_resolved(manifest, config, references, &origin)
     }
 
-    /// Publishes an image like [`Store::publish_image`], to whose manifest the document with the
-    /// digest `resolved` led, so that a name may have that digest.
+    /// Publishes an image like [`Store::publish_image`], to which a document has led, so that a name may have that
+    /// one's digest.
     ///
     /// # Errors
     ///
@@ -295,12 +296,12 @@ impl Store {
         manifest: &[u8],
         config: &[u8],
         references: &[Reference],
-        resolved: &Digest,
+        origin: &Origin,
     ) -> Result<Image> {
         let _shared = self.shared()?;
         let digest = Digest::of(manifest);
         for reference in references {
-            check_digest(reference, &digest, resolved)?;
+            check_digest(reference, &digest, &origin.document)?;
         }
         let config_digest = Digest::of(config);
         let invalid = |what, e: manifest::ManifestError| Error::Invalid {
@@ -343,7 +344,7 @@ impl Store {
         }
         drop(lock);
         for reference in references {
-            self.write_tag(reference, &digest)?;
+            self.write_tag(reference, &digest, &origin.signers)?;
         }
         self.load(ImageName {
             reference: references.first().cloned(),

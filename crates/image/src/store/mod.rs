@@ -48,6 +48,7 @@ pub use layers::{Claim, Layer, LayerClaim, LayerRecord, PADDING, RecipeRecord};
 pub use lock::Lock;
 pub use partial::{Keeping, Partial};
 pub use prune::{PruneOptions, Pruned, Removed};
+pub use references::Origin;
 pub use trimmed::View;
 pub use usage::{ImageUsage, Usage};
 

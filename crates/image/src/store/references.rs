@@ -19,6 +19,28 @@ pub(crate) struct Tag {
     pub reference: Reference,
     /// Manifest digest.
     pub manifest: Digest,
+    /// Who signed the image under this name, as it was found when the name was given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signers: Vec<String>,
+}
+
+/// How a name came to an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origin {
+    /// Digest of the document that has the name: the image's manifest, or an index that led to it.
+    pub document: Digest,
+    /// Who signed it, for people.
+    pub signers: Vec<String>,
+}
+
+impl From<&Digest> for Origin {
+    /// Without signers.
+    fn from(document: &Digest) -> Self {
+        Self {
+            document: *document,
+            signers: Vec::new(),
+        }
+    }
 }
 
 /// A file in `refs` and its contents.
@@ -34,11 +56,10 @@ impl Store {
     ///
     /// [`Error::OtherDigest`]; errors of [`Store::image_by_digest`], and of the disk.
     pub fn tag(&self, reference: &Reference, manifest: &Digest) -> Result<()> {
-        self.tag_resolved(reference, manifest, manifest)
+        self.tag_resolved(reference, manifest, &manifest.into())
     }
 
-    /// Makes `reference` a name of the image to which the document with the digest `resolved` led:
-    /// its manifest, or an index.
+    /// Makes `reference` a name of the image to which a document has led.
     ///
     /// # Errors
     ///
@@ -47,20 +68,37 @@ impl Store {
         &self,
         reference: &Reference,
         manifest: &Digest,
-        resolved: &Digest,
+        origin: &Origin,
     ) -> Result<()> {
         let _shared = self.shared()?;
         // The image must exist, and can't be removed while we hold the lock.
         self.image_by_digest(manifest)?;
-        check_digest(reference, manifest, resolved)?;
-        self.write_tag(reference, manifest)
+        check_digest(reference, manifest, &origin.document)?;
+        self.write_tag(reference, manifest, &origin.signers)
     }
 
-    pub(super) fn write_tag(&self, reference: &Reference, manifest: &Digest) -> Result<()> {
+    /// Returns who signed the image under a name, as it was found when the name was given; nobody of one that the store
+    /// does not have.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Damaged`], and errors of the disk.
+    pub fn signers(&self, reference: &Reference) -> Result<Vec<String>> {
+        let tag = self.read_tag(reference)?;
+        Ok(tag.map(|tag| tag.signers).unwrap_or_default())
+    }
+
+    pub(super) fn write_tag(
+        &self,
+        reference: &Reference,
+        manifest: &Digest,
+        signers: &[String],
+    ) -> Result<()> {
         let path = self.tag_path(reference);
         let tag = Tag {
             reference: reference.clone(),
             manifest: *manifest,
+            signers: signers.to_vec(),
         };
         durable::publish_json(&self.layout.tmp(), &path, &tag)
     }

@@ -7,6 +7,7 @@ use micabox_image::manifest::ManifestError;
 use micabox_image::store;
 use micabox_image::{Platform, Reference};
 use micabox_registry::RegistryError;
+use micabox_trust::{PolicyError, Refused, SignatureError};
 
 /// Why a pull failed. Complete layers stay in the store, so the next attempt continues from there.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +24,25 @@ pub enum PullError {
         /// What is wrong with it.
         source: Box<ManifestError>,
     },
+    /// The policy does not let it be used.
+    #[error("cannot use {image}: {source}")]
+    Refused {
+        /// The image.
+        image: String,
+        /// Which part of the policy, and why.
+        source: Box<Refused>,
+    },
+    /// Its signatures, which the policy asks for, can't be read.
+    #[error("cannot use {image}: {source}")]
+    Signatures {
+        /// The image.
+        image: String,
+        /// What is wrong with them.
+        source: SignatureError,
+    },
+    /// The policy can't be used, so that no image may be pulled.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// A layer can't be imported.
     #[error("cannot pull {reference}: {source}{}", from.as_deref().map(|host| format!(" (the blob came from {host})")).unwrap_or_default())]
     Layer {

@@ -10,12 +10,15 @@ mod image;
 mod kept;
 mod killed;
 mod login;
+#[path = "../../../trust/tests/trust/maker.rs"]
+mod maker;
 mod mirrors;
 mod plain;
 mod push;
 mod ranges;
 mod real;
 mod server;
+mod trust;
 mod uploads;
 
 use std::sync::{Arc, Mutex};

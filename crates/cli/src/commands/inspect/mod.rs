@@ -116,8 +116,10 @@ fn document(bytes: Vec<u8>) -> Result<Value, Failure> {
 
 fn image(store: &Store, image: &Image) -> Result<Value, Failure> {
     let references = names(store, &image.manifest_digest)?;
+    let signers = signers(store, &references)?;
     Ok(json!({"image": {
         "references": references,
+        "signers": signers,
         "manifest_digest": image.manifest_digest,
         "config_digest": image.config_digest,
         "manifest": document(store.manifest(&image.manifest_digest)?)?,
@@ -137,6 +139,21 @@ fn names(store: &Store, digest: &Digest) -> Result<Vec<String>, Failure> {
     let image = images.iter().find(|image| image.manifest_digest == *digest);
     let names = image.map(|image| image.references.iter().map(ToString::to_string).collect());
     Ok(names.unwrap_or_default())
+}
+
+/// Returns who signed an image, for each of its names under which somebody did.
+fn signers(store: &Store, names: &[String]) -> Result<Value, Failure> {
+    let mut all = serde_json::Map::new();
+    for name in names {
+        let Ok(reference) = name.parse() else {
+            continue;
+        };
+        let signers = store.signers(&reference)?;
+        if !signers.is_empty() {
+            all.insert(name.clone(), signers.into());
+        }
+    }
+    Ok(all.into())
 }
 
 fn layers(image: &Image) -> Vec<Value> {

@@ -1,0 +1,328 @@
+//! The policy's file: JSON in which nothing is unknown, missing or there twice.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use crate::identity::SignedIdentity;
+use crate::key::PublicKey;
+use crate::keyless::{Fulcio, Rekor};
+use crate::policy::{By, Policy, Requirement, Sigstore};
+
+/// Largest file of keys or certificates, in bytes.
+const LARGEST: u64 = 1 << 20;
+
+/// Why a policy can't be used. No image may be used then.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// The file can't be read.
+    #[error("cannot read the policy {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// It is no policy.
+    #[error("the policy is wrong: {0}")]
+    Invalid(String),
+    /// The file is no policy.
+    #[error("the policy {} is wrong: {problem}", path.display())]
+    InvalidFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+impl PolicyError {
+    pub(crate) fn of(self, path: &Path) -> Self {
+        match self {
+            Self::Invalid(problem) => Self::InvalidFile {
+                path: path.to_owned(),
+                problem,
+            },
+            other => other,
+        }
+    }
+}
+
+fn invalid(problem: impl fmt::Display) -> PolicyError {
+    PolicyError::Invalid(problem.to_string())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PolicyFile {
+    default: Vec<RequirementFile>,
+    #[serde(default)]
+    transports: Once<Once<Vec<RequirementFile>>>,
+}
+
+/// A requirement as it is written down.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", deny_unknown_fields)]
+enum RequirementFile {
+    #[serde(rename = "insecureAcceptAnything")]
+    AcceptAnything {},
+    #[serde(rename = "reject")]
+    Reject {},
+    #[serde(rename = "signedBy", rename_all = "camelCase")]
+    SignedBy {
+        #[serde(rename = "keyType")]
+        _key_type: serde_json::Value,
+        #[serde(default, rename = "keyPath")]
+        _key_path: serde_json::Value,
+        #[serde(default, rename = "keyPaths")]
+        _key_paths: serde_json::Value,
+        #[serde(default, rename = "keyData")]
+        _key_data: serde_json::Value,
+        #[serde(default, rename = "signedIdentity")]
+        _signed_identity: serde_json::Value,
+    },
+    #[serde(rename = "signedBaseLayer", rename_all = "camelCase")]
+    SignedBaseLayer {
+        #[serde(rename = "baseLayerIdentity")]
+        _base_layer_identity: serde_json::Value,
+    },
+    #[serde(rename = "sigstoreSigned")]
+    SigstoreSigned(Box<SigstoreFile>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct SigstoreFile {
+    key_path: Option<PathBuf>,
+    key_paths: Option<Vec<PathBuf>>,
+    key_data: Option<String>,
+    key_datas: Option<Vec<String>>,
+    fulcio: Option<FulcioFile>,
+    pki: Option<serde_json::Value>,
+    rekor_public_key_path: Option<PathBuf>,
+    rekor_public_key_paths: Option<Vec<PathBuf>>,
+    rekor_public_key_data: Option<String>,
+    rekor_public_key_datas: Option<Vec<String>>,
+    #[serde(default)]
+    signed_identity: SignedIdentity,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct FulcioFile {
+    ca_path: Option<PathBuf>,
+    ca_data: Option<String>,
+    oidc_issuer: String,
+    subject_email: String,
+}
+
+impl PolicyFile {
+    pub(crate) fn parse(text: &[u8]) -> Result<Self, PolicyError> {
+        serde_json::from_slice(text).map_err(invalid)
+    }
+
+    pub(crate) fn policy(self) -> Result<Policy, PolicyError> {
+        let default = requirements(self.default, "default")?;
+        let mut transports = BTreeMap::new();
+        for (transport, scopes) in self.transports.0 {
+            let mut all = BTreeMap::new();
+            for (scope, list) in scopes.0 {
+                let found = requirements(list, &format!("{transport} `{scope}`"))?;
+                all.insert(scope, found);
+            }
+            transports.insert(transport, all);
+        }
+        Ok(Policy {
+            default,
+            transports,
+        })
+    }
+}
+
+fn requirements(list: Vec<RequirementFile>, scope: &str) -> Result<Vec<Requirement>, PolicyError> {
+    if list.is_empty() {
+        return Err(invalid(format!("{scope} has no requirements")));
+    }
+    let requirement = |requirement: RequirementFile| match requirement {
+        RequirementFile::AcceptAnything {} => Ok(Requirement::AcceptAnything),
+        RequirementFile::Reject {} => Ok(Requirement::Reject),
+        RequirementFile::SignedBy { .. } => Ok(Requirement::Unsupported("signedBy (GPG keys)")),
+        RequirementFile::SignedBaseLayer { .. } => Ok(Requirement::Unsupported("signedBaseLayer")),
+        RequirementFile::SigstoreSigned(file) => file
+            .requirement()
+            .map_err(|problem| invalid(format!("{scope}: sigstoreSigned: {problem}"))),
+    };
+    list.into_iter().map(requirement).collect()
+}
+
+impl SigstoreFile {
+    fn requirement(self) -> Result<Requirement, String> {
+        if let Some(problem) = self.signed_identity.problem() {
+            return Err(problem);
+        }
+        let keys = Sources {
+            names: ["keyPath", "keyPaths", "keyData", "keyDatas"],
+            path: self.key_path,
+            paths: self.key_paths,
+            data: self.key_data,
+            datas: self.key_datas,
+        };
+        let rekor = Sources {
+            names: [
+                "rekorPublicKeyPath",
+                "rekorPublicKeyPaths",
+                "rekorPublicKeyData",
+                "rekorPublicKeyDatas",
+            ],
+            path: self.rekor_public_key_path,
+            paths: self.rekor_public_key_paths,
+            data: self.rekor_public_key_data,
+            datas: self.rekor_public_key_datas,
+        };
+        let (keys, rekor) = (keys.keys()?, rekor.keys()?.map(Rekor::new));
+        let by = match (keys, self.fulcio, self.pki) {
+            (Some(keys), None, None) => By::Keys(keys, rekor),
+            (None, Some(fulcio), None) => {
+                let rekor = rekor.ok_or(
+                    "fulcio needs a rekorPublicKey…: only the log shows when a certificate was used",
+                )?;
+                By::Fulcio(fulcio.read()?, rekor)
+            }
+            (None, None, Some(_)) => return Ok(Requirement::Unsupported("sigstoreSigned by pki")),
+            _ => return Err("it needs one of keyPath, keyPaths, keyData, keyDatas, fulcio".into()),
+        };
+        Ok(Requirement::Sigstore(Box::new(Sigstore {
+            by,
+            identity: self.signed_identity,
+        })))
+    }
+}
+
+impl FulcioFile {
+    fn read(self) -> Result<Fulcio, String> {
+        let pem = match (self.ca_path, self.ca_data) {
+            (Some(path), None) => read(&path)?,
+            (None, Some(data)) => decode(&data, "caData")?,
+            _ => return Err("fulcio needs either caPath or caData".into()),
+        };
+        if self.oidc_issuer.is_empty() || self.subject_email.is_empty() {
+            return Err("fulcio needs an oidcIssuer and a subjectEmail".into());
+        }
+        Fulcio::new(&pem, self.oidc_issuer, self.subject_email)
+    }
+}
+
+/// The four ways to give keys, of which one may be used.
+struct Sources {
+    names: [&'static str; 4],
+    path: Option<PathBuf>,
+    paths: Option<Vec<PathBuf>>,
+    data: Option<String>,
+    datas: Option<Vec<String>>,
+}
+
+impl Sources {
+    fn keys(self) -> Result<Option<Vec<PublicKey>>, String> {
+        let [.., data_name, datas_name] = self.names;
+        let paths_name = self.names[1];
+        let named = |path: &PathBuf| {
+            read(path).and_then(|pem| PublicKey::parse(&pem, &path.display().to_string()))
+        };
+        let said = |name: &str, data: &String| {
+            decode(data, name).and_then(|pem| PublicKey::parse(&pem, name))
+        };
+        let keys: Vec<PublicKey> = match (self.path, self.paths, self.data, self.datas) {
+            (None, None, None, None) => return Ok(None),
+            (Some(path), None, None, None) => vec![named(&path)?],
+            (None, Some(paths), None, None) => {
+                not_empty(&paths, paths_name)?;
+                paths.iter().map(named).collect::<Result<_, _>>()?
+            }
+            (None, None, Some(data), None) => vec![said(data_name, &data)?],
+            (None, None, None, Some(datas)) => {
+                not_empty(&datas, datas_name)?;
+                let said = |data: &String| said(datas_name, data);
+                datas.iter().map(said).collect::<Result<_, _>>()?
+            }
+            _ => return Err(format!("it may have one of {}", self.names.join(", "))),
+        };
+        Ok(Some(keys))
+    }
+}
+
+fn not_empty<T>(list: &[T], name: &str) -> Result<(), String> {
+    match list {
+        [] => Err(format!("{name} is empty")),
+        _ => Ok(()),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    if !path.is_absolute() {
+        return Err(format!("{} is not an absolute path", path.display()));
+    }
+    match read_within(path, LARGEST) {
+        Ok(Some(bytes)) => Ok(bytes),
+        Ok(None) => Err(format!("{} has over {LARGEST} bytes", path.display())),
+        Err(error) => Err(format!("{}: {error}", path.display())),
+    }
+}
+
+/// Reads a file; none if it has more than `most` bytes.
+pub(crate) fn read_within(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    Ok((bytes.len() as u64 <= most).then_some(bytes))
+}
+
+fn decode(data: &str, name: &str) -> Result<Vec<u8>, String> {
+    let decoded = BASE64_STANDARD.decode(data);
+    decoded.map_err(|error| format!("{name} is not base64: {error}"))
+}
+
+/// A map without a key that is there twice.
+#[derive(Debug)]
+struct Once<T>(BTreeMap<String, T>);
+
+impl<T> Default for Once<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Once<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+            type Value = Once<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Once<T>, A::Error> {
+                let mut entries = BTreeMap::new();
+                while let Some((key, value)) = map.next_entry::<String, T>()? {
+                    let key_text = key.clone();
+                    if entries.insert(key, value).is_some() {
+                        return Err(A::Error::custom(format_args!(
+                            "`{key_text}` is there twice"
+                        )));
+                    }
+                }
+                Ok(Once(entries))
+            }
+        }
+
+        deserializer.deserialize_map(Entries(PhantomData))
+    }
+}

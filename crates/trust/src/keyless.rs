@@ -1,0 +1,326 @@
+//! Signatures without keys that last: a certificate that says whose a key is (Fulcio), valid for some minutes, and a
+//! log that says when it was used (Rekor). Both are checked offline.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use micabox_oci::Digest;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, SubjectPublicKeyInfoDer, UnixTime};
+use serde::{Deserialize, Serialize};
+use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
+use x509_cert::der::asn1::{ObjectIdentifier, Utf8StringRef};
+use x509_cert::ext::pkix::SubjectAltName;
+use x509_cert::ext::pkix::name::GeneralName;
+
+use crate::key::{ALGORITHMS, PublicKey};
+use crate::{Signature, Signer};
+
+/// `id-kp-codeSigning` (RFC 5280, 4.2.1.12), as DER has it.
+const CODE_SIGNING: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 3];
+
+/// Extensions of Fulcio's certificates with who says whose a key is: the text as it is, and later in DER
+/// (<https://github.com/sigstore/fulcio/blob/main/docs/oid-info.md>).
+const ISSUER: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.4.1.57264.1.1");
+const ISSUER_V2: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.4.1.57264.1.8");
+
+/// Most certificates of a chain.
+const LONGEST_CHAIN: usize = 8;
+
+/// Who may have signed: somebody with this address, by a certificate of these authorities.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fulcio {
+    roots: Vec<CertificateDer<'static>>,
+    issuer: String,
+    email: String,
+}
+
+/// A log of signatures.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rekor {
+    keys: Vec<PublicKey>,
+}
+
+impl Fulcio {
+    /// Takes the certificates of authorities in PEM.
+    pub(crate) fn new(pem: &[u8], issuer: String, email: String) -> Result<Self, String> {
+        let roots = certificates(pem).map_err(|problem| format!("fulcio's authority {problem}"))?;
+        for root in &roots {
+            anchor_from_trusted_cert(root)
+                .map_err(|error| format!("fulcio's authority is no certificate: {error}"))?;
+        }
+        Ok(Self {
+            roots,
+            issuer,
+            email,
+        })
+    }
+
+    /// Without an authority, for fuzz targets.
+    pub(crate) fn of(issuer: &str, email: &str) -> Self {
+        Self {
+            roots: Vec::new(),
+            issuer: issuer.to_owned(),
+            email: email.to_owned(),
+        }
+    }
+
+    /// Returns who signed, if it is who may have.
+    pub(crate) fn signer(
+        &self,
+        rekor: &Rekor,
+        signature: &Signature,
+        bytes: &[u8],
+    ) -> Result<Signer, String> {
+        let pem = signature.certificate.as_deref();
+        let pem = pem.ok_or("it has no certificate")?;
+        let certificates_of = |pem: &str, what| {
+            certificates(pem.as_bytes()).map_err(|problem| format!("its {what} {problem}"))
+        };
+        let all = certificates_of(pem, "certificate")?;
+        let [certificate] = &*all else {
+            return Err("it has several certificates".to_owned());
+        };
+        let chain = match signature.chain.as_deref() {
+            Some(pem) if !pem.is_empty() => certificates_of(pem, "chain")?,
+            _ => Vec::new(),
+        };
+        let time = rekor.time_of(signature, bytes, certificate)?;
+        self.check_chain(certificate, &chain, time)?;
+        self.check_identity(certificate)?;
+        let entity = entity(certificate)?;
+        let is_signed = ALGORITHMS.iter().any(|algorithm| {
+            let verified = entity.verify_signature(*algorithm, &signature.payload, bytes);
+            verified.is_ok()
+        });
+        if !is_signed {
+            return Err("it is not by the key of its certificate".to_owned());
+        }
+        Ok(Signer::Identity {
+            email: self.email.clone(),
+            issuer: self.issuer.clone(),
+        })
+    }
+
+    /// Checks that an authority vouched for the key when it was used.
+    fn check_chain(
+        &self,
+        certificate: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        time: UnixTime,
+    ) -> Result<(), String> {
+        let anchors: Result<Vec<_>, _> = self.roots.iter().map(anchor_from_trusted_cert).collect();
+        let anchors = anchors.map_err(|error| error.to_string())?;
+        let verified = entity(certificate)?
+            .verify_for_usage(
+                webpki::ALL_VERIFICATION_ALGS,
+                &anchors,
+                chain,
+                time,
+                KeyUsage::required(CODE_SIGNING),
+                None,
+                None,
+            )
+            .map(drop);
+        verified
+            .map_err(|error| format!("its certificate is not by the policy's authority: {error}"))
+    }
+
+    /// Checks whose key it is, and who says so.
+    pub(crate) fn check_identity(&self, certificate: &CertificateDer<'_>) -> Result<(), String> {
+        let certificate = Certificate::from_der(certificate)
+            .map_err(|error| format!("its certificate can't be read: {error}"))?;
+        let issuer = issuer(&certificate)?;
+        if issuer != self.issuer {
+            let issuer = micabox_oci::printable(&issuer);
+            return Err(format!("its certificate's issuer is `{issuer}`"));
+        }
+        let names = certificate.tbs_certificate.get::<SubjectAltName>();
+        let names = names.map_err(|error| format!("its certificate's names: {error}"))?;
+        let names = names.map(|(_, names)| names.0).unwrap_or_default();
+        let is_theirs = |name: &GeneralName| match name {
+            GeneralName::Rfc822Name(email) => email.as_str() == self.email,
+            _ => false,
+        };
+        if !names.iter().any(is_theirs) {
+            return Err(format!("its certificate is not of {}", self.email));
+        }
+        Ok(())
+    }
+}
+
+fn entity<'a>(certificate: &'a CertificateDer<'_>) -> Result<EndEntityCert<'a>, String> {
+    EndEntityCert::try_from(certificate)
+        .map_err(|error| format!("its certificate can't be used: {error}"))
+}
+
+/// Returns who says whose a certificate's key is.
+fn issuer(certificate: &Certificate) -> Result<String, String> {
+    let extensions = certificate.tbs_certificate.extensions.as_deref();
+    let values = |id| {
+        let extensions = extensions.unwrap_or_default().iter();
+        extensions
+            .filter(move |extension| extension.extn_id == id)
+            .map(|extension| extension.extn_value.as_bytes())
+    };
+    let plain = values(ISSUER).map(|text| str::from_utf8(text).map(str::to_owned).ok());
+    let encoded = values(ISSUER_V2).map(|der| {
+        let text = Utf8StringRef::from_der(der).ok()?;
+        Some(text.as_str().to_owned())
+    });
+    let mut all: Vec<_> = plain.chain(encoded).collect();
+    all.dedup();
+    match all.pop() {
+        Some(Some(issuer)) if all.is_empty() => Ok(issuer),
+        Some(_) => Err("its certificate names its issuer in two ways, or wrongly".to_owned()),
+        None => Err("its certificate names no issuer".to_owned()),
+    }
+}
+
+/// Returns the certificates in a text, of which there is at least one.
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem)
+        .take(LONGEST_CHAIN + 1)
+        .collect();
+    match all {
+        Ok(all) if all.is_empty() => Err("has no CERTIFICATE in PEM".to_owned()),
+        Ok(all) if all.len() > LONGEST_CHAIN => {
+            Err(format!("has over {LONGEST_CHAIN} certificates"))
+        }
+        Ok(all) => Ok(all),
+        Err(error) => Err(format!("is not PEM: {error}")),
+    }
+}
+
+/// What cosign keeps of the log's answer.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "PascalCase")]
+struct Bundle {
+    signed_entry_timestamp: String,
+    payload: Entry,
+}
+
+/// What the log has signed. Serialized it is the canonical JSON (RFC 8785) over which it has: names sorted, no blanks.
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    body: String,
+    #[serde(rename = "integratedTime")]
+    integrated_time: u64,
+    #[serde(rename = "logID")]
+    log_id: String,
+    #[serde(rename = "logIndex")]
+    log_index: u64,
+}
+
+/// The kind of entry that a signature has (`hashedrekord` 0.0.1).
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Body {
+    api_version: String,
+    kind: String,
+    spec: Spec,
+}
+
+#[derive(Deserialize)]
+struct Spec {
+    data: Data,
+    signature: Noted,
+}
+
+#[derive(Deserialize)]
+struct Data {
+    hash: Hash,
+}
+
+#[derive(Deserialize)]
+struct Hash {
+    algorithm: String,
+    value: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Noted {
+    content: String,
+    public_key: Noter,
+}
+
+#[derive(Deserialize)]
+struct Noter {
+    content: String,
+}
+
+impl Rekor {
+    pub(crate) fn new(keys: Vec<PublicKey>) -> Self {
+        Self { keys }
+    }
+
+    /// Returns when the log noted a signature of its payload by a key, or by a certificate's, both in DER.
+    pub(crate) fn time_of(
+        &self,
+        signature: &Signature,
+        bytes: &[u8],
+        key: &[u8],
+    ) -> Result<UnixTime, String> {
+        let bundle = signature.bundle.as_deref().ok_or("it is in no log")?;
+        let bundle: Bundle = serde_json::from_str(bundle)
+            .map_err(|error| format!("the log's note can't be read: {error}"))?;
+        let entry = bundle.payload;
+        let signed = serde_json::to_vec(&entry).map_err(|error| error.to_string())?;
+        let timestamp = decode(&bundle.signed_entry_timestamp)?;
+        if !self
+            .keys
+            .iter()
+            .any(|key| key.has_signed(&signed, &timestamp))
+        {
+            return Err("the log's note is not by the policy's log".to_owned());
+        }
+        check_body(&decode(&entry.body)?, signature, bytes, key)?;
+        Ok(UnixTime::since_unix_epoch(Duration::from_secs(
+            entry.integrated_time,
+        )))
+    }
+}
+
+fn decode(text: &str) -> Result<Vec<u8>, String> {
+    let decoded = BASE64_STANDARD.decode(text);
+    decoded.map_err(|_| "the log's note is not base64".to_owned())
+}
+
+/// Checks that what the log has noted is a signature of its payload by a key or certificate, in DER.
+pub(crate) fn check_body(
+    body: &[u8],
+    signature: &Signature,
+    bytes: &[u8],
+    key: &[u8],
+) -> Result<(), String> {
+    let body: Body = serde_json::from_slice(body)
+        .map_err(|error| format!("the log's note can't be read: {error}"))?;
+    if (&*body.kind, &*body.api_version) != ("hashedrekord", "0.0.1") {
+        return Err("the log's note is of another kind".to_owned());
+    }
+    let Spec {
+        data,
+        signature: noted,
+    } = body.spec;
+    let digest = Digest::of(&signature.payload).hex();
+    let is_same = data.hash.algorithm == "sha256"
+        && data.hash.value.eq_ignore_ascii_case(&digest)
+        && decode(&noted.content)? == bytes
+        && is_key(&decode(&noted.public_key.content)?, key);
+    if is_same {
+        Ok(())
+    } else {
+        Err("the log's note is about another signature".to_owned())
+    }
+}
+
+/// Returns whether a key or certificate in PEM is the same as one in DER.
+fn is_key(pem: &[u8], der: &[u8]) -> bool {
+    let is_certificate = CertificateDer::from_pem_slice(pem).is_ok_and(|found| *found == *der);
+    is_certificate || SubjectPublicKeyInfoDer::from_pem_slice(pem).is_ok_and(|found| *found == *der)
+}
