@@ -43,9 +43,9 @@ fn a_policy_says_what_is_loaded() {
         })
         .to_string()
     };
-    let other = with_policy(&home, &scopes("docker-archive"), &["load", "-q", &archive]);
-    assert_eq!(other.code(), 1, "it is an OCI archive");
-    with_policy(&home, &scopes("oci-archive"), &["load", "-q", &archive]).ok();
+    let other = with_policy(&home, &scopes("oci-archive"), &["load", "-q", &archive]);
+    assert_eq!(other.code(), 1, "it is what Docker saves");
+    with_policy(&home, &scopes("docker-archive"), &["load", "-q", &archive]).ok();
 
     let broken = with_policy(&home, "{", &["load", "-q", &archive]);
     assert_eq!(broken.code(), 1);
