@@ -277,7 +277,9 @@ impl From<micabox_transfer::PullError> for Failure {
             Pull::Never { .. } => Some(ErrorKind::NotFound),
             Pull::Registry(failed) if failed.reason.is_missing() => Some(ErrorKind::NotFound),
             Pull::Registry(failed) if failed.reason.is_outage() => Some(ErrorKind::Unreachable),
-            Pull::Refused { .. } | Pull::Signatures { .. } => Some(ErrorKind::Invalid),
+            Pull::Refused { .. } | Pull::Signatures { .. } | Pull::Policy(_) => {
+                Some(ErrorKind::Invalid)
+            }
             _ => None,
         };
         let is_refused = matches!(error, Pull::Refused { .. });
@@ -290,8 +292,13 @@ impl From<micabox_transfer::PullError> for Failure {
 
 impl From<micabox_image::LoadError> for Failure {
     fn from(error: micabox_image::LoadError) -> Self {
-        let is_refused = matches!(error, micabox_image::LoadError::Refused { .. });
-        Self::of(&error).of_policy(is_refused)
+        use micabox_image::LoadError as Load;
+        let is_refused = matches!(error, Load::Refused { .. });
+        let is_policy = is_refused || matches!(error, Load::Policy(_) | Load::Policed { .. });
+        Self {
+            kind: is_policy.then_some(ErrorKind::Invalid),
+            ..Self::of(&error).of_policy(is_refused)
+        }
     }
 }
 

@@ -61,6 +61,14 @@ pub enum LoadError {
         /// Which part of the policy, and why.
         source: Box<Refused>,
     },
+    /// Where an archive is can't be told, and the policy asks.
+    #[error("cannot tell where {} is, which the policy has to know: {source}", path.display())]
+    Policed {
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The policy can't be used, so that no image may be loaded.
     #[error(transparent)]
     Policy(#[from] PolicyError),
@@ -90,10 +98,16 @@ pub fn load(
         _ => path,
     };
     let settings = &*options.settings;
-    let archive = Archive::open(path, &store.root().join("tmp"), &settings.limits)?;
-    check_policy(settings.policy.as_deref(), &archive, path)?;
+    let policy = settings.policy.as_deref().map(Policy::read).transpose()?;
+    // A link that leads elsewhere by then does not matter.
+    let real = policy.as_ref().map(|_| real_path(path)).transpose()?;
+    let opened = real.as_ref().map_or(path, |real| &real.opened);
+    let archive = Archive::open(opened, &store.root().join("tmp"), &settings.limits)?;
     let platform = options.platform.clone().unwrap_or_else(Platform::host);
     let mut archived = archive.images(&platform, &settings.limits)?;
+    if let (Some(policy), Some(real)) = (policy, real) {
+        check_policy(&policy, archived.transport, path, &real.scope)?;
+    }
     let contested = archived.take_contested();
     let Found {
         images: mut found,
@@ -229,21 +243,51 @@ fn without_name(image: &ArchivedImage) -> String {
     format!("the archive has no name for {called}{tags}; `mica tag {called} NAME` gives it one")
 }
 
-/// Checks that the policy lets images be loaded from an archive, in which none has signatures.
-fn check_policy(policy: Option<&Path>, archive: &Archive, path: &Path) -> Result<(), LoadError> {
-    let Some(policy) = policy else {
-        return Ok(());
+/// A path without links.
+struct RealPath {
+    /// What is opened.
+    opened: PathBuf,
+    /// What a policy's scopes are compared with; of a pipe `/dev/stdin`.
+    scope: PathBuf,
+}
+
+fn real_path(path: &Path) -> Result<RealPath, LoadError> {
+    const STDIN: &str = "/dev/stdin";
+    let failed = |source| LoadError::Policed {
+        path: path.to_owned(),
+        source,
     };
-    let policy = Policy::read(policy)?;
-    let transport = archive.transport()?;
-    // A scope of the policy is a path without links.
-    let real = path.canonicalize();
-    let real = real.as_deref().unwrap_or(path);
+    if path != Path::new(STDIN) {
+        let real = path.canonicalize().map_err(failed)?;
+        return Ok(RealPath {
+            opened: real.clone(),
+            scope: real,
+        });
+    }
+    let is_file = path.metadata().map_err(failed)?.is_file();
+    let scope = if is_file {
+        path.canonicalize().map_err(failed)?
+    } else {
+        STDIN.into()
+    };
+    Ok(RealPath {
+        opened: STDIN.into(),
+        scope,
+    })
+}
+
+/// Checks that the policy lets images be loaded from an archive, in which none has signatures.
+fn check_policy(
+    policy: &Policy,
+    transport: &'static str,
+    path: &Path,
+    scope: &Path,
+) -> Result<(), LoadError> {
     let subject = Subject {
         reference: None,
         manifests: &[],
     };
-    let checked = policy.check(Scope::Path(transport, real), subject, &[]);
+    let checked = policy.check(Scope::Path(transport, scope), subject, &[]);
     checked.map(drop).map_err(|source| LoadError::Refused {
         path: path.to_owned(),
         source: Box::new(source),

@@ -107,6 +107,8 @@ impl Replica {
             .await;
         match (here, failed) {
             (Err(problem), Some(failed)) if problem.code == Code::ManifestUnknown => Err(failed),
+            // What a policy refuses now is not served because it was taken before.
+            (_, Some(failed)) if failed.code == Code::Denied => Err(failed),
             // What was pulled before is better than nothing.
             (here, _) => here,
         }

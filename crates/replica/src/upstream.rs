@@ -270,6 +270,12 @@ impl Failed {
                 Code::Gateway,
                 format!("{registry} did not give {reference}: the server says why"),
             ),
+            PullError::Refused { .. } | PullError::Signatures { .. } | PullError::Policy(_) => {
+                failed(
+                    Code::Denied,
+                    format!("the server's policy does not let {reference} be used"),
+                )
+            }
             PullError::Manifest { .. } => failed(
                 Code::ManifestUnknown,
                 format!("{reference} has no image that can be served: the server says why"),

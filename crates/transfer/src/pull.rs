@@ -95,10 +95,34 @@ pub async fn pull(
     options: &PullOptions,
     progress: Arc<dyn Progress>,
 ) -> Result<Image, PullError> {
+    let judged = Judged {
+        name: reference.clone(),
+        above: None,
+    };
+    pull_as(store, reference, judged, options, progress).await
+}
+
+/// What a policy decides about, if it is not only what is pulled.
+pub(crate) struct Judged {
+    /// The name that the user said.
+    pub(crate) name: Reference,
+    /// Digest of the index that has led to what is pulled.
+    pub(crate) above: Option<Digest>,
+}
+
+/// Pulls as [`pull`] does, if the policy lets `judged` be used.
+pub(crate) async fn pull_as(
+    store: &Store,
+    reference: &Reference,
+    judged: Judged,
+    options: &PullOptions,
+    progress: Arc<dyn Progress>,
+) -> Result<Image, PullError> {
     let platform = options.platform.clone().unwrap_or_else(Platform::host);
     let pull = Pull {
         store: store.clone(),
         reference: reference.clone(),
+        judged,
         platform,
         options,
         progress: Arc::new(Traced {
@@ -129,6 +153,7 @@ pub async fn pull(
 struct Pull<'a> {
     store: Store,
     reference: Reference,
+    judged: Judged,
     platform: Platform,
     options: &'a PullOptions,
     progress: Arc<dyn Progress>,
@@ -211,9 +236,10 @@ impl Pull<'_> {
         let mut origin = Origin::from(&document);
         if let Some(policy) = policy {
             let mut manifests = vec![manifest, document];
+            manifests.extend(self.judged.above);
             manifests.dedup();
-            origin.signers =
-                trust::signers(&policy, &repository, &self.reference, &manifests).await?;
+            let name = &self.judged.name;
+            origin.signers = trust::signers(&policy, &repository, name, &manifests).await?;
         }
         let found = match found {
             Found::New(image) => image,

@@ -1,8 +1,11 @@
 //! Whether the policy lets an image be pulled: fetches its signatures, if they matter.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use micabox_image::Digest;
 use micabox_oci::Reference;
-use micabox_registry::{RegistryError, Repository};
+use micabox_registry::Repository;
 use micabox_trust::{Policy, Scope, Signature, Subject, attached_tag, signatures_of};
 
 use crate::PullError;
@@ -47,6 +50,7 @@ async fn attached(
 ) -> Result<Vec<Signature>, PullError> {
     let (registry, name) = (reference.registry(), reference.repository());
     let tag = format!("{registry}/{name}:{}", attached_tag(manifest));
+    // A repository's name and a tag of hexadecimal digits.
     let Ok(tag) = tag.parse::<Reference>() else {
         return Ok(Vec::new());
     };
@@ -59,20 +63,23 @@ async fn attached(
         image: reference.to_string(),
         source,
     })?;
+    // What several keys have signed is one blob.
+    let mut payloads: HashMap<Digest, Vec<u8>> = HashMap::new();
     let mut signatures = Vec::with_capacity(listed.len());
     for (payload, signature) in listed {
-        let fetched = repository
-            .blob("what is signed,", &payload.digest, Some(payload.size))
-            .await;
-        match fetched {
-            Ok(payload) => signatures.push(Signature {
-                payload,
-                ..signature
-            }),
-            // Another one may do.
-            Err(RegistryError { reason, .. }) if reason.is_missing() => {}
-            Err(error) => return Err(error.into()),
-        }
+        let bytes = match payloads.entry(payload.digest) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(unknown) => {
+                let fetched = repository
+                    .blob("what is signed,", &payload.digest, Some(payload.size))
+                    .await?;
+                unknown.insert(fetched).clone()
+            }
+        };
+        signatures.push(Signature {
+            payload: bytes,
+            ..signature
+        });
     }
     Ok(signatures)
 }

@@ -12,7 +12,7 @@ use micabox_image::{Digest, Platform, Progress, Reference, Store};
 use micabox_oci::printable;
 use micabox_registry::{RegistryError, Repository};
 
-use crate::pull::{joined, pull};
+use crate::pull::{Judged, joined, pull_as};
 use crate::{PullError, PullOptions, PullPolicy};
 
 /// A conversion that was checked.
@@ -164,7 +164,12 @@ pub async fn verify_conversion(
         ..options.clone()
     };
     let by_digest = reference.with_digest(archives_digest);
-    let image = pull(store, &by_digest, &pulled, Arc::clone(&progress)).await?;
+    // The policy is asked about the name that was said.
+    let judged = Judged {
+        name: reference.clone(),
+        above: Some(named.digest),
+    };
+    let image = pull_as(store, &by_digest, judged, &pulled, Arc::clone(&progress)).await?;
     // An index may list EROFS images as archives: they would be compared with themselves.
     if image
         .layers

@@ -4,18 +4,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use serde::de::{Error as _, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
 use crate::identity::SignedIdentity;
 use crate::key::PublicKey;
 use crate::keyless::{Fulcio, Rekor};
 use crate::policy::{By, Policy, Requirement, Sigstore};
+use crate::strict::{Object, Once, object, some, some_object};
 
 /// Largest file of keys or certificates, in bytes.
 const LARGEST: u64 = 1 << 20;
@@ -63,9 +62,9 @@ fn invalid(problem: impl fmt::Display) -> PolicyError {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PolicyFile {
-    default: Vec<RequirementFile>,
+    default: Vec<Object<RequirementFile>>,
     #[serde(default)]
-    transports: Once<Once<Vec<RequirementFile>>>,
+    transports: Once<Once<Vec<Object<RequirementFile>>>>,
 }
 
 /// A requirement as it is written down.
@@ -101,24 +100,36 @@ enum RequirementFile {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct SigstoreFile {
+    #[serde(default, deserialize_with = "some")]
     key_path: Option<PathBuf>,
+    #[serde(default, deserialize_with = "some")]
     key_paths: Option<Vec<PathBuf>>,
+    #[serde(default, deserialize_with = "some")]
     key_data: Option<String>,
+    #[serde(default, deserialize_with = "some")]
     key_datas: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "some_object")]
     fulcio: Option<FulcioFile>,
-    pki: Option<serde_json::Value>,
+    #[serde(default, deserialize_with = "some")]
+    pki: Option<Once<serde_json::Value>>,
+    #[serde(default, deserialize_with = "some")]
     rekor_public_key_path: Option<PathBuf>,
+    #[serde(default, deserialize_with = "some")]
     rekor_public_key_paths: Option<Vec<PathBuf>>,
+    #[serde(default, deserialize_with = "some")]
     rekor_public_key_data: Option<String>,
+    #[serde(default, deserialize_with = "some")]
     rekor_public_key_datas: Option<Vec<String>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object")]
     signed_identity: SignedIdentity,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct FulcioFile {
+    #[serde(default, deserialize_with = "some")]
     ca_path: Option<PathBuf>,
+    #[serde(default, deserialize_with = "some")]
     ca_data: Option<String>,
     oidc_issuer: String,
     subject_email: String,
@@ -126,7 +137,8 @@ struct FulcioFile {
 
 impl PolicyFile {
     pub(crate) fn parse(text: &[u8]) -> Result<Self, PolicyError> {
-        serde_json::from_slice(text).map_err(invalid)
+        let parsed: Result<Object<Self>, _> = serde_json::from_slice(text);
+        parsed.map(|Object(file)| file).map_err(invalid)
     }
 
     pub(crate) fn policy(self) -> Result<Policy, PolicyError> {
@@ -135,6 +147,7 @@ impl PolicyFile {
         for (transport, scopes) in self.transports.0 {
             let mut all = BTreeMap::new();
             for (scope, list) in scopes.0 {
+                check_scope(&transport, &scope)?;
                 let found = requirements(list, &format!("{transport} `{scope}`"))?;
                 all.insert(scope, found);
             }
@@ -147,11 +160,34 @@ impl PolicyFile {
     }
 }
 
-fn requirements(list: Vec<RequirementFile>, scope: &str) -> Result<Vec<Requirement>, PolicyError> {
+/// Checks that a scope is one that something can be in.
+fn check_scope(transport: &str, scope: &str) -> Result<(), PolicyError> {
+    let is_scope = match transport {
+        _ if scope.is_empty() => true,
+        "docker-archive" => false,
+        "oci" | "oci-archive" | "dir" => {
+            let is_part = |part: &str| !matches!(part, "" | "." | "..");
+            let parts = scope.strip_prefix('/');
+            parts.is_some_and(|parts| parts.split('/').all(is_part))
+        }
+        _ => true,
+    };
+    if is_scope {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "nothing of {transport} is in the scope `{scope}`"
+    )))
+}
+
+fn requirements(
+    list: Vec<Object<RequirementFile>>,
+    scope: &str,
+) -> Result<Vec<Requirement>, PolicyError> {
     if list.is_empty() {
         return Err(invalid(format!("{scope} has no requirements")));
     }
-    let requirement = |requirement: RequirementFile| match requirement {
+    let requirement = |Object(requirement): Object<RequirementFile>| match requirement {
         RequirementFile::AcceptAnything {} => Ok(Requirement::AcceptAnything),
         RequirementFile::Reject {} => Ok(Requirement::Reject),
         RequirementFile::SignedBy { .. } => Ok(Requirement::Unsupported("signedBy (GPG keys)")),
@@ -187,7 +223,7 @@ impl SigstoreFile {
             data: self.rekor_public_key_data,
             datas: self.rekor_public_key_datas,
         };
-        let (keys, rekor) = (keys.keys()?, rekor.keys()?.map(Rekor::new));
+        let (keys, rekor) = (keys.keys()?, rekor.keys()?.map(Rekor::new).transpose()?);
         let by = match (keys, self.fulcio, self.pki) {
             (Some(keys), None, None) => By::Keys(keys, rekor),
             (None, Some(fulcio), None) => {
@@ -231,8 +267,7 @@ struct Sources {
 
 impl Sources {
     fn keys(self) -> Result<Option<Vec<PublicKey>>, String> {
-        let [.., data_name, datas_name] = self.names;
-        let paths_name = self.names[1];
+        let [_, paths_name, data_name, datas_name] = self.names;
         let named = |path: &PathBuf| {
             read(path).and_then(|pem| PublicKey::parse(&pem, &path.display().to_string()))
         };
@@ -286,43 +321,4 @@ pub(crate) fn read_within(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>>
 fn decode(data: &str, name: &str) -> Result<Vec<u8>, String> {
     let decoded = BASE64_STANDARD.decode(data);
     decoded.map_err(|error| format!("{name} is not base64: {error}"))
-}
-
-/// A map without a key that is there twice.
-#[derive(Debug)]
-struct Once<T>(BTreeMap<String, T>);
-
-impl<T> Default for Once<T> {
-    fn default() -> Self {
-        Self(BTreeMap::new())
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Once<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
-            type Value = Once<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Once<T>, A::Error> {
-                let mut entries = BTreeMap::new();
-                while let Some((key, value)) = map.next_entry::<String, T>()? {
-                    let key_text = key.clone();
-                    if entries.insert(key, value).is_some() {
-                        return Err(A::Error::custom(format_args!(
-                            "`{key_text}` is there twice"
-                        )));
-                    }
-                }
-                Ok(Once(entries))
-            }
-        }
-
-        deserializer.deserialize_map(Entries(PhantomData))
-    }
 }

@@ -88,11 +88,11 @@ impl SignedName {
         self.tag.is_none() && self.digest.is_none()
     }
 
-    /// Returns whether `signed` is this name; of one with a digest, whether it is in the same repository.
+    /// Returns whether `signed` is this name; of one with a digest and no tag, whether it is in the same repository.
     fn is_or_has(&self, signed: &Self) -> bool {
         if signed.is_repository() {
             false
-        } else if self.digest.is_some() {
+        } else if self.digest.is_some() && self.tag.is_none() {
             signed.name == self.name
         } else {
             signed == self

@@ -1,6 +1,7 @@
 //! Signatures without keys that last: a certificate that says whose a key is (Fulcio), valid for some minutes, and a
 //! log that says when it was used (Rekor). Both are checked offline.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -13,10 +14,14 @@ use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 use x509_cert::der::asn1::{ObjectIdentifier, Utf8StringRef};
-use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::GeneralName;
+use x509_cert::ext::pkix::{
+    BasicConstraints, ExtendedKeyUsage, KeyUsage as KeyUsageBits, SubjectAltName,
+};
+use x509_cert::time::Time;
 
 use crate::key::{ALGORITHMS, PublicKey};
+use crate::strict::{Object, object};
 use crate::{Signature, Signer};
 
 /// `id-kp-codeSigning` (RFC 5280, 4.2.1.12), as DER has it.
@@ -27,15 +32,32 @@ const CODE_SIGNING: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 3];
 const ISSUER: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.4.1.57264.1.1");
 const ISSUER_V2: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.4.1.57264.1.8");
 
-/// Most certificates of a chain.
+/// What an authority may be limited to, and `anyExtendedKeyUsage`, which is no limit.
+const CODE_SIGNING_ID: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.3");
+const ANY_USAGE: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.37.0");
+
+/// Most certificates of a chain, and most authorities.
 const LONGEST_CHAIN: usize = 8;
+const MOST_ROOTS: usize = 64;
 
 /// Who may have signed: somebody with this address, by a certificate of these authorities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fulcio {
-    roots: Vec<CertificateDer<'static>>,
+    roots: Vec<Root>,
     issuer: String,
     email: String,
+}
+
+/// An authority's own certificate, whose limits webpki does not apply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Root {
+    der: CertificateDer<'static>,
+    /// Seconds since 1970 between which it is valid.
+    valid: RangeInclusive<u64>,
+    /// Most authorities between it and a certificate.
+    longest: Option<u8>,
+    /// What it vouches for, if that is limited.
+    usages: Option<Vec<ObjectIdentifier>>,
 }
 
 /// A log of signatures.
@@ -47,11 +69,10 @@ pub(crate) struct Rekor {
 impl Fulcio {
     /// Takes the certificates of authorities in PEM.
     pub(crate) fn new(pem: &[u8], issuer: String, email: String) -> Result<Self, String> {
-        let roots = certificates(pem).map_err(|problem| format!("fulcio's authority {problem}"))?;
-        for root in &roots {
-            anchor_from_trusted_cert(root)
-                .map_err(|error| format!("fulcio's authority is no certificate: {error}"))?;
-        }
+        let roots = certificates(pem, MOST_ROOTS);
+        let roots = roots.map_err(|problem| format!("fulcio's authority {problem}"))?;
+        let roots = roots.into_iter().map(Root::new).collect::<Result<_, _>>();
+        let roots = roots.map_err(|problem| format!("fulcio's authority {problem}"))?;
         Ok(Self {
             roots,
             issuer,
@@ -78,7 +99,8 @@ impl Fulcio {
         let pem = signature.certificate.as_deref();
         let pem = pem.ok_or("it has no certificate")?;
         let certificates_of = |pem: &str, what| {
-            certificates(pem.as_bytes()).map_err(|problem| format!("its {what} {problem}"))
+            let found = certificates(pem.as_bytes(), LONGEST_CHAIN);
+            found.map_err(|problem| format!("its {what} {problem}"))
         };
         let all = certificates_of(pem, "certificate")?;
         let [certificate] = &*all else {
@@ -112,21 +134,34 @@ impl Fulcio {
         chain: &[CertificateDer<'_>],
         time: UnixTime,
     ) -> Result<(), String> {
-        let anchors: Result<Vec<_>, _> = self.roots.iter().map(anchor_from_trusted_cert).collect();
+        let roots = self.roots.iter().filter(|root| root.vouches(time, chain));
+        let anchors: Result<Vec<_>, _> = roots
+            .map(|root| anchor_from_trusted_cert(&root.der))
+            .collect();
         let anchors = anchors.map_err(|error| error.to_string())?;
-        let verified = entity(certificate)?
-            .verify_for_usage(
-                webpki::ALL_VERIFICATION_ALGS,
-                &anchors,
-                chain,
-                time,
-                KeyUsage::required(CODE_SIGNING),
-                None,
-                None,
-            )
-            .map(drop);
-        verified
-            .map_err(|error| format!("its certificate is not by the policy's authority: {error}"))
+        let may_sign = |certificate: &CertificateDer<'_>| {
+            Certificate::from_der(certificate).is_ok_and(|parsed| may_sign_certificates(&parsed))
+        };
+        if !chain.iter().all(may_sign) {
+            return Err("its chain has a certificate that is no authority's".to_owned());
+        }
+        let entity = entity(certificate)?;
+        let verified = entity.verify_for_usage(
+            webpki::ALL_VERIFICATION_ALGS,
+            &anchors,
+            chain,
+            time,
+            KeyUsage::required(CODE_SIGNING),
+            None,
+            None,
+        );
+        match verified {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!(
+                "its certificate is not by the policy's authority: {}",
+                why(&error)
+            )),
+        }
     }
 
     /// Checks whose key it is, and who says so.
@@ -150,6 +185,66 @@ impl Fulcio {
         }
         Ok(())
     }
+}
+
+impl Root {
+    fn new(der: CertificateDer<'static>) -> Result<Self, String> {
+        let unusable = |error: &dyn std::fmt::Display| format!("is no certificate: {error}");
+        anchor_from_trusted_cert(&der).map_err(|error| unusable(&error))?;
+        let parsed = Certificate::from_der(&der).map_err(|error| unusable(&error))?;
+        let fields = &parsed.tbs_certificate;
+        let is_ca = fields.get::<BasicConstraints>();
+        let is_ca = is_ca.ok().flatten().map(|(_, constraints)| constraints);
+        let Some(constraints) = is_ca.filter(|constraints| constraints.ca) else {
+            return Err("is the certificate of no authority".to_owned());
+        };
+        if !may_sign_certificates(&parsed) {
+            return Err("may sign no certificates".to_owned());
+        }
+        let usages = fields.get::<ExtendedKeyUsage>();
+        let usages = usages.map_err(|error| unusable(&error))?;
+        let seconds = |time: &Time| time.to_unix_duration().as_secs();
+        let valid = seconds(&fields.validity.not_before)..=seconds(&fields.validity.not_after);
+        Ok(Self {
+            longest: constraints.path_len_constraint,
+            usages: usages.map(|(_, usages)| usages.0),
+            valid,
+            der,
+        })
+    }
+
+    /// Returns whether it may vouch at `time` for who signs code, with these certificates in between.
+    fn vouches(&self, time: UnixTime, chain: &[CertificateDer<'_>]) -> bool {
+        let is_usage = |usage: &ObjectIdentifier| [CODE_SIGNING_ID, ANY_USAGE].contains(usage);
+        let usages = self.usages.as_deref();
+        self.valid.contains(&time.as_secs())
+            && self
+                .longest
+                .is_none_or(|longest| chain.len() <= usize::from(longest))
+            && usages.is_none_or(|usages| usages.iter().any(is_usage))
+    }
+}
+
+/// Returns whether a certificate's key may sign certificates: whether it says nothing else.
+fn may_sign_certificates(certificate: &Certificate) -> bool {
+    match certificate.tbs_certificate.get::<KeyUsageBits>() {
+        Ok(Some((_, usage))) => usage.key_cert_sign(),
+        Ok(None) => true,
+        Err(_) => false,
+    }
+}
+
+/// Says why a certificate is not an authority's.
+fn why(error: &webpki::Error) -> String {
+    use webpki::Error;
+    match error {
+        Error::UnknownIssuer => "none of its authorities has issued it",
+        Error::CertExpired { .. } => "it had expired when it was used",
+        Error::CertNotValidYet { .. } => "it was not valid yet when it was used",
+        Error::RequiredEkuNotFoundContext(_) => "it is not for signing code",
+        other => return other.to_string(),
+    }
+    .to_owned()
 }
 
 fn entity<'a>(certificate: &'a CertificateDer<'_>) -> Result<EndEntityCert<'a>, String> {
@@ -181,18 +276,23 @@ fn issuer(certificate: &Certificate) -> Result<String, String> {
 }
 
 /// Returns the certificates in a text, of which there is at least one.
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem)
-        .take(LONGEST_CHAIN + 1)
-        .collect();
+fn certificates(pem: &[u8], most: usize) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).take(most + 1).collect();
     match all {
         Ok(all) if all.is_empty() => Err("has no CERTIFICATE in PEM".to_owned()),
-        Ok(all) if all.len() > LONGEST_CHAIN => {
-            Err(format!("has over {LONGEST_CHAIN} certificates"))
-        }
+        Ok(all) if all.len() > most => Err(format!("has over {most} certificates")),
+        Ok(all) if all.len() != sections(pem) => Err("has more than certificates".to_owned()),
         Ok(all) => Ok(all),
         Err(error) => Err(format!("is not PEM: {error}")),
     }
+}
+
+/// Returns how many sections a text in PEM has.
+fn sections(pem: &[u8]) -> usize {
+    const BEGIN: &[u8] = b"-----BEGIN";
+    pem.windows(BEGIN.len())
+        .filter(|part| *part == BEGIN)
+        .count()
 }
 
 /// What cosign keeps of the log's answer.
@@ -200,6 +300,7 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
 #[serde(deny_unknown_fields, rename_all = "PascalCase")]
 struct Bundle {
     signed_entry_timestamp: String,
+    #[serde(deserialize_with = "object")]
     payload: Entry,
 }
 
@@ -222,17 +323,21 @@ struct Entry {
 struct Body {
     api_version: String,
     kind: String,
+    #[serde(deserialize_with = "object")]
     spec: Spec,
 }
 
 #[derive(Deserialize)]
 struct Spec {
+    #[serde(deserialize_with = "object")]
     data: Data,
+    #[serde(deserialize_with = "object")]
     signature: Noted,
 }
 
 #[derive(Deserialize)]
 struct Data {
+    #[serde(deserialize_with = "object")]
     hash: Hash,
 }
 
@@ -246,6 +351,7 @@ struct Hash {
 #[serde(rename_all = "camelCase")]
 struct Noted {
     content: String,
+    #[serde(deserialize_with = "object")]
     public_key: Noter,
 }
 
@@ -255,8 +361,12 @@ struct Noter {
 }
 
 impl Rekor {
-    pub(crate) fn new(keys: Vec<PublicKey>) -> Self {
-        Self { keys }
+    /// Takes a log's keys, which are of ECDSA.
+    pub(crate) fn new(keys: Vec<PublicKey>) -> Result<Self, String> {
+        match keys.iter().find(|key| !key.is_ecdsa()) {
+            Some(key) => Err(format!("{} is no log's key: it is not of ECDSA", key.name)),
+            None => Ok(Self { keys }),
+        }
     }
 
     /// Returns when the log noted a signature of its payload by a key, or by a certificate's, both in DER.
@@ -267,8 +377,8 @@ impl Rekor {
         key: &[u8],
     ) -> Result<UnixTime, String> {
         let bundle = signature.bundle.as_deref().ok_or("it is in no log")?;
-        let bundle: Bundle = serde_json::from_str(bundle)
-            .map_err(|error| format!("the log's note can't be read: {error}"))?;
+        let Object(bundle): Object<Bundle> =
+            serde_json::from_str(bundle).map_err(|error| unread(&error))?;
         let entry = bundle.payload;
         let signed = serde_json::to_vec(&entry).map_err(|error| error.to_string())?;
         let timestamp = decode(&bundle.signed_entry_timestamp)?;
@@ -286,6 +396,11 @@ impl Rekor {
     }
 }
 
+fn unread(error: &serde_json::Error) -> String {
+    let problem = micabox_oci::printable(&error.to_string());
+    format!("the log's note can't be read: {problem}")
+}
+
 fn decode(text: &str) -> Result<Vec<u8>, String> {
     let decoded = BASE64_STANDARD.decode(text);
     decoded.map_err(|_| "the log's note is not base64".to_owned())
@@ -298,8 +413,8 @@ pub(crate) fn check_body(
     bytes: &[u8],
     key: &[u8],
 ) -> Result<(), String> {
-    let body: Body = serde_json::from_slice(body)
-        .map_err(|error| format!("the log's note can't be read: {error}"))?;
+    let Object(body): Object<Body> =
+        serde_json::from_slice(body).map_err(|error| unread(&error))?;
     if (&*body.kind, &*body.api_version) != ("hashedrekord", "0.0.1") {
         return Err("the log's note is of another kind".to_owned());
     }
@@ -319,8 +434,16 @@ pub(crate) fn check_body(
     }
 }
 
-/// Returns whether a key or certificate in PEM is the same as one in DER.
+/// Returns whether a text is nothing but one key or certificate in PEM, and the same as one in DER.
 fn is_key(pem: &[u8], der: &[u8]) -> bool {
+    const END: &[u8] = b"-----END";
+    let pem = pem.trim_ascii();
+    let begins = pem.starts_with(b"-----BEGIN") && sections(pem) == 1;
+    let end = pem.windows(END.len()).position(|part| part == END);
+    let is_all = end.is_some_and(|end| !pem.get(end..).unwrap_or_default().contains(&b'\n'));
+    if !begins || !is_all {
+        return false;
+    }
     let is_certificate = CertificateDer::from_pem_slice(pem).is_ok_and(|found| *found == *der);
     is_certificate || SubjectPublicKeyInfoDer::from_pem_slice(pem).is_ok_and(|found| *found == *der)
 }

@@ -11,6 +11,7 @@ mod keyless;
 mod payload;
 mod policy;
 mod signature;
+mod strict;
 mod verify;
 
 pub use file::PolicyError;

@@ -4,9 +4,10 @@
 
 use micabox_oci::Digest;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde_json::Value;
 
 use crate::identity::SignedName;
+use crate::strict::{Object, Once, object};
 
 /// The kind of all payloads of cosign.
 const TYPE: &str = "cosign container image signature";
@@ -21,16 +22,18 @@ pub(crate) struct Payload {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
+    #[serde(deserialize_with = "object")]
     critical: Critical,
-    #[serde(rename = "optional")]
-    _optional: IgnoredAny,
+    optional: Option<Once<Value>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Critical {
     r#type: String,
+    #[serde(deserialize_with = "object")]
     image: Image,
+    #[serde(deserialize_with = "object")]
     identity: Identity,
 }
 
@@ -48,8 +51,21 @@ struct Identity {
 
 impl Payload {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let document: Document = serde_json::from_slice(bytes)
-            .map_err(|error| format!("what is signed is no statement about an image: {error}"))?;
+        let none = |problem: &str| {
+            let problem = micabox_oci::printable(problem);
+            format!("what is signed is no statement about an image: {problem}")
+        };
+        let document: Result<Object<Document>, _> = serde_json::from_slice(bytes);
+        let Object(document) = document.map_err(|error| none(&error.to_string()))?;
+        let optional = document.optional.unwrap_or_default().0;
+        let is_sound = optional.iter().all(|(name, value)| match &**name {
+            "creator" => value.is_string(),
+            "timestamp" => value.is_i64(),
+            _ => true,
+        });
+        if !is_sound {
+            return Err(none("its creator or timestamp is none"));
+        }
         let critical = document.critical;
         if critical.r#type != TYPE {
             let kind = micabox_oci::printable(&critical.r#type);

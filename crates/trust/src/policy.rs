@@ -120,6 +120,8 @@ impl Scope<'_> {
     fn names(self) -> Vec<String> {
         match self {
             Self::Registry(reference) => registry_names(reference),
+            // It has none but that of all.
+            Self::Path("docker-archive", _) => Vec::new(),
             Self::Path(_, path) => {
                 let parents = path.ancestors().filter(|path| path.parent().is_some());
                 parents
@@ -133,11 +135,10 @@ impl Scope<'_> {
 /// Returns the image itself, its repository, what that is in, its host, and the domains that its host is in.
 fn registry_names(reference: &Reference) -> Vec<String> {
     let mut name = format!("{}/{}", reference.registry(), reference.repository());
-    let identity = match (reference.digest(), reference.tag()) {
-        (Some(digest), _) => format!("{name}@{digest}"),
-        (None, tag) => format!("{name}:{}", tag.unwrap_or("latest")),
-    };
-    let mut names = vec![identity, name.clone()];
+    let by_digest = reference.digest().map(|digest| format!("{name}@{digest}"));
+    let by_tag = reference.tag().map(|tag| format!("{name}:{tag}"));
+    let mut names: Vec<String> = by_digest.into_iter().chain(by_tag).collect();
+    names.push(name.clone());
     while let Some((parent, _)) = name.rsplit_once('/') {
         name.truncate(parent.len());
         names.push(name.clone());

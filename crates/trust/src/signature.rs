@@ -6,10 +6,12 @@ use std::collections::HashMap;
 use micabox_oci::{Descriptor, Digest};
 use serde::Deserialize;
 
+use crate::strict::Object;
+
 /// Media type of a layer that is what was signed.
 pub const MEDIA_TYPE: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 
-/// Most signatures of an image that are looked at, and most bytes of what one of them signs.
+/// Most signatures of an image that are looked at, the last ones, and most bytes of what one of them signs.
 const MOST: usize = 64;
 const LARGEST: u64 = 64 << 10;
 
@@ -46,7 +48,7 @@ pub fn attached_tag(manifest: &Digest) -> String {
 
 #[derive(Deserialize)]
 struct Manifest {
-    layers: Vec<Layer>,
+    layers: Vec<serde_json::Value>,
 }
 
 #[derive(Deserialize)]
@@ -59,15 +61,17 @@ struct Layer {
     annotations: HashMap<String, String>,
 }
 
-/// Returns the signatures that a manifest lists, each without its payload, and the blob that this is. At most 64, of
-/// at most 64 KiB each.
+/// Returns the signatures that a manifest lists, each without its payload, and the blob that this is: the last 64, as
+/// cosign adds new ones at the end, of payloads of at most 64 KiB. What is no signature is left out.
 ///
 /// # Errors
 /// It is no manifest.
 pub fn signatures_of(manifest: &[u8]) -> Result<Vec<(Descriptor, Signature)>, SignatureError> {
-    let manifest: Manifest = serde_json::from_slice(manifest)
-        .map_err(|error| SignatureError(micabox_oci::printable(&error.to_string())))?;
-    let signature = |mut layer: Layer| {
+    let manifest: Result<Object<Manifest>, _> = serde_json::from_slice(manifest);
+    let Object(manifest) =
+        manifest.map_err(|error| SignatureError(micabox_oci::printable(&error.to_string())))?;
+    let signature = |layer: serde_json::Value| {
+        let Object(mut layer): Object<Layer> = serde_json::from_value(layer).ok()?;
         let mut annotation = |name| layer.annotations.remove(name);
         let signature = Signature {
             payload: Vec::new(),
@@ -84,6 +88,8 @@ pub fn signatures_of(manifest: &[u8]) -> Result<Vec<(Descriptor, Signature)>, Si
         (payload.media_type == MEDIA_TYPE && payload.size <= LARGEST)
             .then_some((payload, signature))
     };
-    let signatures = manifest.layers.into_iter().filter_map(signature);
-    Ok(signatures.take(MOST).collect())
+    let signatures = manifest.layers.into_iter().rev().filter_map(signature);
+    let mut signatures: Vec<_> = signatures.take(MOST).collect();
+    signatures.reverse();
+    Ok(signatures)
 }

@@ -16,7 +16,7 @@ use crate::{Policy, Scope, Signature};
 pub struct Subject<'a> {
     /// Its name; none of one that has no name yet, which no signature is about.
     pub reference: Option<&'a Reference>,
-    /// Digests of its manifest, and of the indexes that led to that.
+    /// Digests of its manifest, and of the index that has its name.
     pub manifests: &'a [Digest],
 }
 

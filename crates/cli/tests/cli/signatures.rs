@@ -37,15 +37,30 @@ fn a_policy_says_what_is_loaded() {
     let from = Path::new(&archive).canonicalize().unwrap();
     let directory = from.parent().unwrap();
     let scopes = |transport: &str| {
+        let scope = match transport {
+            "docker-archive" => "",
+            _ => directory.to_str().unwrap(),
+        };
         json!({
             "default": [{"type": "reject"}],
-            "transports": {transport: {directory.to_str().unwrap(): [{"type": "insecureAcceptAnything"}]}},
+            "transports": {transport: {scope: [{"type": "insecureAcceptAnything"}]}},
         })
         .to_string()
     };
     let other = with_policy(&home, &scopes("oci-archive"), &["load", "-q", &archive]);
     assert_eq!(other.code(), 1, "it is what Docker saves");
     with_policy(&home, &scopes("docker-archive"), &["load", "-q", &archive]).ok();
+
+    // Where a file is that has no name any more, no scope can say.
+    let gone = fs::File::open(&archive).unwrap();
+    fs::remove_file(&archive).unwrap();
+    let mut mica = home.mica(&["load", "-q"]);
+    mica.env("MICABOX_CONFIG", home.path().join("settings.toml"));
+    mica.stdin(gone);
+    let unknown = Finished::of(mica);
+    assert_eq!(unknown.code(), 1);
+    let said = unknown.stderr();
+    assert!(said.contains("the policy has to know"), "{said}");
 
     let broken = with_policy(&home, "{", &["load", "-q", &archive]);
     assert_eq!(broken.code(), 1);
@@ -96,4 +111,35 @@ fn a_policy_says_what_is_pulled_and_inspect_who_signed() {
         inspected()["signers"],
         json!({name.clone(): ["key /etc/pki/ours.pub"]})
     );
+}
+
+#[test]
+fn a_conversion_is_checked_under_the_name_that_was_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = DockerRegistry::start(directory.path(), "");
+    let home = Home::new();
+    let name = format!("{}/box:1", registry.host());
+    home.output(&["convert", "-q", "box", &name]).ok();
+    let other = Home::empty();
+    let repository = name.strip_suffix(":1").unwrap();
+    let policy = json!({
+        "default": [{"type": "reject"}],
+        "transports": {"docker": {
+            repository: [{"type": "insecureAcceptAnything"}],
+            name.clone(): [{"type": "reject"}],
+        }},
+    })
+    .to_string();
+    for arguments in [
+        ["convert", "-q", "--verify", &name],
+        ["pull", "-q", "--verify-conversion", &name],
+    ] {
+        let refused = with_policy(&other, &policy, &arguments);
+        assert_eq!(refused.code(), 1);
+        let said = refused.stderr();
+        assert!(said.contains("box:1` rejects it"), "{said}");
+        assert_eq!(other.output(&["images", "-q"]).ok(), "");
+    }
+    let anything = r#"{"default": [{"type": "insecureAcceptAnything"}]}"#;
+    with_policy(&other, anything, &["convert", "-q", "--verify", &name]).ok();
 }

@@ -12,6 +12,8 @@ use crate::{Digest, Reference};
 /// The images of an archive.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
+    /// What skopeo calls an archive that is read as this one was.
+    pub transport: &'static str,
     pub images: Vec<ArchivedImage>,
     /// What is left out, and why.
     pub left_out: Vec<Problem>,

@@ -92,39 +92,35 @@ impl Archive {
     /// best.
     pub(crate) fn images(&self, wanted: &Platform, limits: &Limits) -> Result<Found, ArchiveError> {
         self.find(wanted, limits)
-            .and_then(Found::finish)
+            .and_then(|(transport, found)| {
+                let mut found = found.finish()?;
+                found.transport = transport;
+                Ok(found)
+            })
             .map_err(|problem| self.error(problem))
     }
 
-    /// Returns what skopeo calls an archive like this.
-    pub(crate) fn transport(&self) -> Result<&'static str, ArchiveError> {
-        let is_layout = self.is_layout().map_err(|problem| self.error(problem))?;
-        Ok(match (&self.members, is_layout) {
-            (Members::Directory(_), _) => "oci",
-            (Members::Tarball(_), true) => "oci-archive",
-            (Members::Tarball(_), false) => "docker-archive",
-        })
-    }
-
-    fn is_layout(&self) -> Result<bool, Problem> {
-        Ok(self.member(layout::MARKER)?.is_some() && self.member(layout::INDEX)?.is_some())
-    }
-
-    fn find(&self, wanted: &Platform, limits: &Limits) -> Result<Found, Problem> {
-        if self.is_layout()? {
+    /// Returns what there is, and what skopeo calls an archive like this.
+    fn find(&self, wanted: &Platform, limits: &Limits) -> Result<(&'static str, Found), Problem> {
+        let layout = match &self.members {
+            Members::Directory(_) => "oci",
+            Members::Tarball(_) => "oci-archive",
+        };
+        let dockers = || Ok(("docker-archive", docker::images(self, wanted, limits)?));
+        if self.member(layout::MARKER)?.is_some() && self.member(layout::INDEX)?.is_some() {
             let found = layout::images(self, wanted, limits)?;
             // Docker 25.0.0 and 25.0.1 write an index without entries for an image that is saved
             // by its ID (moby#47210), and the whole image beside it.
             if !found.is_empty() || self.member(docker::MANIFEST)?.is_none() {
-                return Ok(found);
+                return Ok((layout, found));
             }
-            return docker::images(self, wanted, limits);
+            return dockers();
         }
         if self.is_skopeo_directory()? {
             return Err(Problem::SkopeoDirectory);
         }
         if self.member(docker::MANIFEST)?.is_some() {
-            return docker::images(self, wanted, limits);
+            return dockers();
         }
         Err(match self.member(docker::REPOSITORIES)? {
             Some(_) => Problem::TooOld,

@@ -156,6 +156,8 @@ fn run() -> io::Result<()> {
             let _ = send(&client, &(), [&folder]);
         }
     }
+    // Who unmounts takes the record's end for that of this process, and may use the folder then.
+    drop((listener, folder));
     let _ = fs::remove_dir_all(&job.directory);
     Ok(())
 }

@@ -130,6 +130,14 @@ fn what_is_not_signed_as_it_has_to_be_is_refused() {
         (critical("more", json!(1)), "unknown field"),
         (with(&|payload| payload["more"] = json!(1)), "unknown field"),
         (with(&|payload| *payload = json!([])), "no statement"),
+        (
+            with(&|payload| payload["optional"] = json!(5)),
+            "no statement",
+        ),
+        (
+            with(&|payload| payload["optional"] = json!({"creator": 5})),
+            "creator",
+        ),
         (maker.signature("not json", "ours"), "no statement"),
         (
             Signature {
@@ -355,17 +363,138 @@ fn manifests_of_signatures_are_read_within_bounds() {
         signatures_of(manifest.as_bytes()).map(|signatures| signatures.len())
     };
     assert_eq!(read(vec![good.clone()]), Ok(1));
-    assert_eq!(read(vec![good.clone(); 100]), Ok(64));
+    let mut many = vec![good.clone(); 100];
+    many.push(layer(7, micabox_trust::MEDIA_TYPE, signed.clone()));
+    let manifest_of_many = json!({"layers": many}).to_string();
+    let last = signatures_of(manifest_of_many.as_bytes()).unwrap();
+    // cosign adds new ones at the end.
+    assert_eq!((last.len(), last[63].0.size), (64, 7));
     assert_eq!(
         read(vec![
             layer(1 << 20, micabox_trust::MEDIA_TYPE, signed.clone()),
             layer(10, "application/json", signed),
             layer(10, micabox_trust::MEDIA_TYPE, json!({})),
+            json!({}),
+            json!({"mediaType": micabox_trust::MEDIA_TYPE, "digest": "sha512:00", "size": 1}),
             good,
         ]),
         Ok(1)
     );
-    for garbage in ["", "{}", "[]", r#"{"layers": [{}]}"#] {
+    for garbage in ["", "{}", "[]", "[[]]", r#"{"layers": {}}"#] {
         signatures_of(garbage.as_bytes()).unwrap_err();
     }
+}
+
+#[test]
+fn an_authority_vouches_within_its_limits() {
+    let maker = Maker::with_authority();
+    let identity = format!(
+        "keyUsage=critical,digitalSignature\nextendedKeyUsage=codeSigning\n\
+         subjectAltName=critical,email:{EMAIL}\n1.3.6.1.4.1.57264.1.8=ASN1:UTF8String:{ISSUER}\n"
+    );
+    let between = "basicConstraints=critical,CA:TRUE\nextendedKeyUsage=codeSigning\n";
+    let signs = "keyUsage=critical,keyCertSign\n";
+    let ca = "basicConstraints=critical,CA:TRUE";
+    let sign = "keyUsage=critical,keyCertSign";
+    maker.authority_with("plain", &[ca, sign]);
+    maker.authority_with(
+        "alone",
+        &["basicConstraints=critical,CA:TRUE,pathlen:0", sign],
+    );
+    maker.authority_with("servers", &[ca, sign, "extendedKeyUsage=serverAuth"]);
+    let day = 86_400;
+    let decide = |root: &str, chain: Option<&str>, days: u64| {
+        let (by, chain) = match chain {
+            Some(extensions) => {
+                let chain = maker.issue("between", root, "/CN=between", extensions, 30);
+                std::fs::write(maker.path("between.pem"), &chain).unwrap();
+                ("between", Some(chain))
+            }
+            None => (root, None),
+        };
+        let certificate = maker.issue("leaf", by, "/", &identity, 30);
+        let signature = Signature {
+            certificate: Some(certificate.clone()),
+            chain,
+            ..maker.signature(&payload().to_string(), "leaf")
+        };
+        let noted = maker.noted(signature, &certificate, maker.now() + 60 + days * day);
+        let mut requirement = by_certificate(&maker);
+        requirement["fulcio"]["caPath"] = maker.path(&format!("{root}.pem")).to_str().into();
+        check(&requirement, &[noted])
+    };
+    let above = format!("{between}{signs}");
+    decide("plain", None, 0).unwrap();
+    decide("plain", Some(&above), 0).unwrap();
+    decide("alone", None, 0).unwrap();
+    for refused in [
+        decide("alone", Some(&above), 0),
+        decide("servers", None, 0),
+        // The certificate lasts longer than who has issued it.
+        decide("plain", None, 15),
+        decide(
+            "plain",
+            Some(&format!("{between}keyUsage=critical,digitalSignature\n")),
+            0,
+        ),
+    ] {
+        assert!(
+            matches!(refused, Err(Refusal::NoGoodSignature { .. })),
+            "{refused:?}"
+        );
+    }
+    for (name, extensions) in [
+        ("leaf", &["basicConstraints=critical,CA:FALSE", sign][..]),
+        ("nothing", &[ca, "keyUsage=critical,digitalSignature"]),
+    ] {
+        maker.authority_with(name, extensions);
+        let mut requirement = by_certificate(&maker);
+        requirement["fulcio"]["caPath"] = maker.path(&format!("{name}.pem")).to_str().into();
+        let policy = json!({"default": [requirement]}).to_string();
+        let refused = Policy::parse(policy.as_bytes()).unwrap_err().to_string();
+        assert!(refused.contains("fulcio's authority"), "{refused}");
+    }
+}
+
+#[test]
+fn what_other_readers_refuse_is_no_policy() {
+    let maker = Maker::new();
+    let key = maker.key("P-256", "ours");
+    let rsa = maker.key("RSA", "rsa");
+    let fake =
+        BASE64_STANDARD.encode("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n");
+    let signed = |more: Value| {
+        let mut requirement = by_key(&key);
+        for (name, value) in more.as_object().unwrap() {
+            requirement[name] = value.clone();
+        }
+        json!({"default": [requirement]})
+    };
+    let scoped = |transport: &str, scope: &str| {
+        json!({
+            "default": [{"type": "insecureAcceptAnything"}],
+            "transports": {transport: {scope: [{"type": "reject"}]}},
+        })
+    };
+    for policy in [
+        json!([[{"type": "insecureAcceptAnything"}]]),
+        json!({"default": [["insecureAcceptAnything"]]}),
+        signed(json!({"signedIdentity": ["matchRepository"]})),
+        signed(json!({"signedIdentity": null})),
+        signed(json!({"fulcio": null})),
+        signed(json!({"pki": null})),
+        signed(json!({"rekorPublicKeyPath": null})),
+        signed(json!({"rekorPublicKeyPath": rsa})),
+        json!({"default": [{"type": "sigstoreSigned", "keyData": fake}]}),
+        scoped("oci", "/images/"),
+        scoped("oci", "images"),
+        scoped("oci-archive", "/"),
+        scoped("oci-archive", "/a/../b"),
+        scoped("docker-archive", "/images"),
+    ] {
+        let read = Policy::parse(policy.to_string().as_bytes());
+        assert!(read.is_err(), "{policy}");
+    }
+    Policy::parse(scoped("oci", "/images").to_string().as_bytes()).unwrap();
+    Policy::parse(signed(json!({})).to_string().as_bytes()).unwrap();
 }

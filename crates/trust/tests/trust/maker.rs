@@ -121,8 +121,23 @@ impl Maker {
         .to_string()
     }
 
+    /// Makes an authority, valid for ten days from now.
     pub fn authority(&self, name: &str) {
+        let limits = [
+            "basicConstraints=critical,CA:TRUE",
+            "keyUsage=critical,keyCertSign",
+        ];
+        self.authority_with(name, &limits);
+    }
+
+    /// Makes an authority with these extensions.
+    pub fn authority_with(&self, name: &str, extensions: &[&str]) {
         let (key, certificate) = (format!("{name}.key"), format!("{name}.pem"));
+        let config = format!(
+            "[req]\ndistinguished_name=name\nx509_extensions=own\n[name]\n[own]\n{}\n",
+            extensions.join("\n")
+        );
+        fs::write(self.path("authority.cnf"), config).unwrap();
         self.openssl(&[
             "req",
             "-x509",
@@ -135,8 +150,8 @@ impl Maker {
             "10",
             "-subj",
             &format!("/CN={name}"),
-            "-addext",
-            "keyUsage=critical,keyCertSign",
+            "-config",
+            "authority.cnf",
             "-keyout",
             &key,
             "-out",
@@ -153,7 +168,6 @@ impl Maker {
         issuer: &str,
         usage: &str,
     ) -> String {
-        self.key("P-256", name);
         let mut extensions = format!(
             "keyUsage=critical,digitalSignature\nextendedKeyUsage={usage}\n\
              subjectAltName=critical,email:{email}\n"
@@ -163,10 +177,25 @@ impl Maker {
             let hex: String = issuer.bytes().map(|byte| format!("{byte:02x}")).collect();
             extensions += &format!("1.3.6.1.4.1.57264.1.1=DER:{hex}\n");
         }
+        self.issue(name, ca, "/", &extensions, 1)
+    }
+
+    /// Makes a key with a certificate of an authority. Returns the certificate.
+    pub fn issue(
+        &self,
+        name: &str,
+        ca: &str,
+        subject: &str,
+        extensions: &str,
+        days: u32,
+    ) -> String {
+        self.key("P-256", name);
         fs::write(self.path("extensions"), extensions).unwrap();
         let file = |suffix: &str| format!("{name}.{suffix}");
         let (key, request, certificate) = (file("key"), file("csr"), file("crt"));
-        self.openssl(&["req", "-new", "-key", &key, "-subj", "/", "-out", &request]);
+        self.openssl(&[
+            "req", "-new", "-key", &key, "-subj", subject, "-out", &request,
+        ]);
         let (authority, its_key) = (format!("{ca}.pem"), format!("{ca}.key"));
         self.openssl(&[
             "x509",
@@ -178,7 +207,7 @@ impl Maker {
             "-CAkey",
             &its_key,
             "-days",
-            "1",
+            &days.to_string(),
             "-extfile",
             "extensions",
             "-out",
