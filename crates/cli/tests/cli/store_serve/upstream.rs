@@ -223,3 +223,26 @@ fn clients_are_not_told_what_is_this_machines() {
     assert!(said.contains("127.0.0.1:1 can't be reached"), "{said}");
     replica.end();
 }
+
+#[test]
+fn what_a_policy_refuses_now_is_not_served_because_it_was_pulled_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = DockerRegistry::start(directory.path(), "");
+    let upstream = registry.host().to_owned();
+    let source = Home::new();
+    let name = format!("{upstream}/team/box:1");
+    source.output(&["push", "-q", "box", &name]).ok();
+    let home = Home::empty();
+    let settings = directory.path().join("config.toml");
+    fs::write(&settings, "policy = \"policy.json\"\n").unwrap();
+    for (requirement, expected) in [("insecureAcceptAnything", "200"), ("reject", "403")] {
+        let policy = format!(r#"{{"default": [{{"type": "{requirement}"}}]}}"#);
+        fs::write(directory.path().join("policy.json"), policy).unwrap();
+        let listen = ["store", "serve", "--listen", "127.0.0.1:0"];
+        let mut mica = home.mica(&[&listen[..], &["--pull-through", &upstream]].concat());
+        mica.env("MICABOX_CONFIG", &settings);
+        let replica = Replica::of(mica);
+        let reply = replica.get(&format!("/v2/team/box/manifests/1?ns={upstream}"));
+        assert_eq!(status(&reply), expected);
+    }
+}
