@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use micabox_oci::Digest;
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, SubjectPublicKeyInfoDer, UnixTime};
+use rustls_pki_types::{CertificateDer, SubjectPublicKeyInfoDer, TrustAnchor, UnixTime};
 use serde::{Deserialize, Serialize};
 use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 use x509_cert::Certificate;
@@ -134,10 +134,10 @@ impl Fulcio {
         chain: &[CertificateDer<'_>],
         time: UnixTime,
     ) -> Result<(), String> {
-        let roots = self.roots.iter().filter(|root| root.vouches(time, chain));
-        let anchors: Result<Vec<_>, _> = roots
-            .map(|root| anchor_from_trusted_cert(&root.der))
-            .collect();
+        let roots = self.roots.iter().filter(|root| root.vouches(time));
+        let roots: Vec<&Root> = roots.collect();
+        let anchors = roots.iter().map(|root| anchor_from_trusted_cert(&root.der));
+        let anchors: Result<Vec<_>, _> = anchors.collect();
         let anchors = anchors.map_err(|error| error.to_string())?;
         let may_sign = |certificate: &CertificateDer<'_>| {
             Certificate::from_der(certificate).is_ok_and(|parsed| may_sign_certificates(&parsed))
@@ -155,13 +155,20 @@ impl Fulcio {
             None,
             None,
         );
-        match verified {
-            Ok(_) => Ok(()),
-            Err(error) => Err(format!(
-                "its certificate is not by the policy's authority: {}",
-                why(&error)
-            )),
-        }
+        let problem = match verified {
+            Ok(path) => {
+                let between = path.intermediate_certificates().count();
+                let is_its = |(_, anchor): &(&&Root, &TrustAnchor<'_>)| *anchor == path.anchor();
+                match roots.iter().zip(&anchors).find(is_its) {
+                    Some((root, _)) if root.may_be_above(between) => return Ok(()),
+                    _ => "there are more authorities between them than it allows".to_owned(),
+                }
+            }
+            Err(error) => why(&error),
+        };
+        Err(format!(
+            "its certificate is not by the policy's authority: {problem}"
+        ))
     }
 
     /// Checks whose key it is, and who says so.
@@ -213,15 +220,18 @@ impl Root {
         })
     }
 
-    /// Returns whether it may vouch at `time` for who signs code, with these certificates in between.
-    fn vouches(&self, time: UnixTime, chain: &[CertificateDer<'_>]) -> bool {
+    /// Returns whether it may vouch at `time` for who signs code.
+    fn vouches(&self, time: UnixTime) -> bool {
         let is_usage = |usage: &ObjectIdentifier| [CODE_SIGNING_ID, ANY_USAGE].contains(usage);
         let usages = self.usages.as_deref();
         self.valid.contains(&time.as_secs())
-            && self
-                .longest
-                .is_none_or(|longest| chain.len() <= usize::from(longest))
             && usages.is_none_or(|usages| usages.iter().any(is_usage))
+    }
+
+    /// Returns whether so many authorities may be between it and a certificate.
+    fn may_be_above(&self, between: usize) -> bool {
+        self.longest
+            .is_none_or(|longest| between <= usize::from(longest))
     }
 }
 

@@ -401,6 +401,10 @@ fn an_authority_vouches_within_its_limits() {
         "alone",
         &["basicConstraints=critical,CA:TRUE,pathlen:0", sign],
     );
+    maker.authority_with(
+        "one",
+        &["basicConstraints=critical,CA:TRUE,pathlen:1", sign],
+    );
     maker.authority_with("servers", &[ca, sign, "extendedKeyUsage=serverAuth"]);
     let day = 86_400;
     let decide = |root: &str, chain: Option<&str>, days: u64| {
@@ -408,7 +412,9 @@ fn an_authority_vouches_within_its_limits() {
             Some(extensions) => {
                 let chain = maker.issue("between", root, "/CN=between", extensions, 30);
                 std::fs::write(maker.path("between.pem"), &chain).unwrap();
-                ("between", Some(chain))
+                // cosign keeps the authority's own certificate as well.
+                let root = std::fs::read_to_string(maker.path(&format!("{root}.pem"))).unwrap();
+                ("between", Some(chain + &root))
             }
             None => (root, None),
         };
@@ -426,6 +432,7 @@ fn an_authority_vouches_within_its_limits() {
     let above = format!("{between}{signs}");
     decide("plain", None, 0).unwrap();
     decide("plain", Some(&above), 0).unwrap();
+    decide("one", Some(&above), 0).unwrap();
     decide("alone", None, 0).unwrap();
     for refused in [
         decide("alone", Some(&above), 0),
