@@ -62,7 +62,7 @@ pub enum LoadError {
         source: Box<Refused>,
     },
     /// Where an archive is can't be told, and the policy asks.
-    #[error("cannot tell where {} is, which the policy has to know: {source}", path.display())]
+    #[error("cannot load {}, whose place the policy has to know: {source}", path.display())]
     Policed {
         /// The file or directory.
         path: PathBuf,
