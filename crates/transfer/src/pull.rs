@@ -22,7 +22,7 @@ use micabox_image::{Digest, Limits, Platform, Progress, Reference, Store};
 use micabox_registry::{self as registry, Credentials, Fetched, RegistryError, Repository};
 
 use crate::traced::Traced;
-use crate::trust;
+use crate::trust::Judged;
 use crate::{Cancellation, PullPolicy, Settings};
 
 /// Options of a pull.
@@ -100,14 +100,6 @@ pub async fn pull(
         above: None,
     };
     pull_as(store, reference, judged, options, progress).await
-}
-
-/// What a policy decides about, if it is not only what is pulled.
-pub(crate) struct Judged {
-    /// The name that the user said.
-    pub(crate) name: Reference,
-    /// Digest of the index that has led to what is pulled.
-    pub(crate) above: Option<Digest>,
 }
 
 /// Pulls as [`pull`] does, if the policy lets `judged` be used.
@@ -229,17 +221,16 @@ impl Pull<'_> {
         )?);
         let policy = self.options.settings.policy()?;
         let (found, document) = self.find(&repository).await?;
-        let manifest = match &found {
-            Found::New(image) => Digest::of(&image.manifest),
-            Found::Stored(digest) => *digest,
-        };
         let mut origin = Origin::from(&document);
         if let Some(policy) = policy {
-            let mut manifests = vec![manifest, document];
-            manifests.extend(self.judged.above);
-            manifests.dedup();
-            let name = &self.judged.name;
-            origin.signers = trust::signers(&policy, &repository, name, &manifests).await?;
+            let manifest = match &found {
+                Found::New(image) => Digest::of(&image.manifest),
+                Found::Stored(digest) => *digest,
+            };
+            let signers = self
+                .judged
+                .signers(&policy, &repository, [manifest, document]);
+            origin.signers = signers.await?;
         }
         let found = match found {
             Found::New(image) => image,

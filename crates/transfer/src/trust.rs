@@ -10,35 +10,48 @@ use micabox_trust::{Policy, Scope, Signature, Subject, attached_tag, signatures_
 
 use crate::PullError;
 
-/// Returns who signed an image, as far as the policy asks. `manifests` are the digests of its manifest, and of the
-/// document that led to it.
-///
-/// # Errors
-///
-/// [`PullError::Refused`]; the registry's.
-pub(crate) async fn signers(
-    policy: &Policy,
-    repository: &Repository,
-    reference: &Reference,
-    manifests: &[Digest],
-) -> Result<Vec<String>, PullError> {
-    let scope = Scope::Registry(reference);
-    let mut signatures = Vec::new();
-    if policy.needs_signatures(scope) {
-        for manifest in manifests {
-            signatures.extend(attached(repository, reference, manifest).await?);
+/// What a policy decides about, if it is not only what is pulled.
+pub(crate) struct Judged {
+    /// The name that the user gave.
+    pub(crate) name: Reference,
+    /// Digest of the index that has led to what is pulled.
+    pub(crate) above: Option<Digest>,
+}
+
+impl Judged {
+    /// Returns the image's signers, as far as the policy asks. `pulled` are the digests of its manifest, and of the
+    /// document that led to it.
+    ///
+    /// # Errors
+    ///
+    /// [`PullError::Refused`]; the registry's.
+    pub(crate) async fn signers(
+        &self,
+        policy: &Policy,
+        repository: &Repository,
+        pulled: [Digest; 2],
+    ) -> Result<Vec<String>, PullError> {
+        let mut manifests: Vec<_> = pulled.into_iter().chain(self.above).collect();
+        manifests.dedup();
+        let reference = &self.name;
+        let scope = Scope::Registry(reference);
+        let mut signatures = Vec::new();
+        if policy.needs_signatures(scope) {
+            for manifest in &manifests {
+                signatures.extend(attached(repository, reference, manifest).await?);
+            }
         }
-    }
-    let subject = Subject {
-        reference: Some(reference),
-        manifests,
-    };
-    match policy.check(scope, subject, &signatures) {
-        Ok(signers) => Ok(signers.iter().map(ToString::to_string).collect()),
-        Err(source) => Err(PullError::Refused {
-            image: reference.to_string(),
-            source: Box::new(source),
-        }),
+        let subject = Subject {
+            reference: Some(reference),
+            manifests: &manifests,
+        };
+        match policy.check(scope, subject, &signatures) {
+            Ok(signers) => Ok(signers.iter().map(ToString::to_string).collect()),
+            Err(source) => Err(PullError::Refused {
+                image: reference.to_string(),
+                source: Box::new(source),
+            }),
+        }
     }
 }
 

@@ -12,7 +12,8 @@ use micabox_image::{Digest, Platform, Progress, Reference, Store};
 use micabox_oci::printable;
 use micabox_registry::{RegistryError, Repository};
 
-use crate::pull::{Judged, joined, pull_as};
+use crate::pull::{joined, pull_as};
+use crate::trust::Judged;
 use crate::{PullError, PullOptions, PullPolicy};
 
 /// A conversion that was checked.

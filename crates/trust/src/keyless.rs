@@ -40,7 +40,7 @@ const ANY_USAGE: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.37.0");
 const LONGEST_CHAIN: usize = 8;
 const MOST_ROOTS: usize = 64;
 
-/// Who may have signed: somebody with this address, by a certificate of these authorities.
+/// Accepts signatures by a certificate that one of these authorities issued for this address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fulcio {
     roots: Vec<Root>,

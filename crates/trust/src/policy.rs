@@ -51,7 +51,7 @@ pub(crate) struct Sigstore {
 pub(crate) enum By {
     /// The owner's of one of these keys; noted in a log, if there is one.
     Keys(Vec<PublicKey>, Option<Rekor>),
-    /// Somebody's who had a certificate for a moment, and the log that notes when.
+    /// The holder of a short-lived certificate; the log has the time of the signature.
     Fulcio(Fulcio, Rekor),
 }
 

@@ -77,7 +77,7 @@ impl Store {
         self.write_tag(reference, manifest, &origin.signers)
     }
 
-    /// Returns who signed the image under a name, as it was found when the name was given; nobody of one that the store
+    /// Returns the signers of the image under a name, as found when the name was given; none of a name that the store
     /// does not have.
     ///
     /// # Errors

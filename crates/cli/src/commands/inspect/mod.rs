@@ -141,7 +141,7 @@ fn names(store: &Store, digest: &Digest) -> Result<Vec<String>, Failure> {
     Ok(names.unwrap_or_default())
 }
 
-/// Returns who signed an image, for each of its names under which somebody did.
+/// Returns the signers of an image by its names, without names that have none.
 fn signers(store: &Store, names: &[String]) -> Result<Value, Failure> {
     let mut all = serde_json::Map::new();
     for name in names {
