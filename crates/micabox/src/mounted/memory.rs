@@ -1,24 +1,19 @@
 //! Filesystems in memory, which the process that mounts them serves itself: their records, so that they are
 //! listed and unmounted as trees are.
 
-use std::path::PathBuf;
+use std::io::Write;
 
 use micabox_mount::{Manner, Place};
 
 use super::record::boot;
-use super::start::{failed, with_device};
+use super::start::{Claimed, failed, with_device};
 use super::{MountRecord, Mounts, ServedBy, TreeKind};
 use crate::sandbox::now;
-use crate::state::Lock;
 use crate::{Error, ProcessId};
 
 /// The record of a filesystem in memory that this process serves. It is removed with this.
 #[derive(Debug)]
-pub struct MemoryRecord {
-    directory: PathBuf,
-    record: MountRecord,
-    lock: Option<Lock>,
-}
+pub struct MemoryRecord(Claimed);
 
 impl Mounts {
     /// Records a filesystem in memory that this process has mounted; `source` is what it was filled from.
@@ -26,7 +21,7 @@ impl Mounts {
     /// # Errors
     /// [`Error::State`].
     pub fn record_memory(&self, place: &Place, source: &str) -> Result<MemoryRecord, Error> {
-        let mut claimed = self.claim()?;
+        let claimed = self.claim()?;
         let mut record = MountRecord {
             place: place.path().to_owned(),
             source: source.to_owned(),
@@ -37,7 +32,6 @@ impl Mounts {
             created: now().0,
             base: None,
             process: ProcessId::own(),
-            problem: None,
             helper: place.manner() == Manner::Helper,
             boot: boot(),
             device: None,
@@ -45,28 +39,16 @@ impl Mounts {
         with_device(&mut record)
             .and_then(|()| record.write(&claimed.path))
             .map_err(failed("writing", &claimed.path))?;
-        Ok(MemoryRecord {
-            directory: claimed.path.clone(),
-            record,
-            lock: claimed.lock.take(),
-        })
+        Ok(MemoryRecord(claimed))
     }
 }
 
 impl MemoryRecord {
     /// Leaves what could not be done for the process that unmounted it ([`Mounts::unmount`]).
-    pub fn leave(mut self, problem: &str) {
-        self.record.problem = Some(problem.to_owned());
-        if self.record.write(&self.directory).is_ok() {
-            self.lock = None;
-        }
-    }
-}
-
-impl Drop for MemoryRecord {
-    fn drop(&mut self) {
-        if self.lock.is_some() {
-            let _ = std::fs::remove_dir_all(&self.directory);
+    pub fn leave(self, problem: &str) {
+        if let Some(lock) = &self.0.lock {
+            // If there is no room for it, nothing says so.
+            let _ = lock.file().write_all(problem.as_bytes());
         }
     }
 }

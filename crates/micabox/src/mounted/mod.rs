@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! sandboxes/mount-<id>/mount.json    the record
-//! sandboxes/mount-<id>/lock          locked (flock) for as long as its server lives, or what keeps its changes
+//! sandboxes/mount-<id>/lock          locked (flock) for as long as its server lives, or what keeps its changes;
+//!                                then with what that could not do
 //! sandboxes/mount-<id>/control       that process's socket, if the tree can be changed
 //! sandboxes/mount-<id>/lease.json    keeps the image in the store
 //! ```
@@ -25,8 +26,8 @@ mod source;
 mod start;
 mod table;
 
-use std::fs;
-use std::io;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -130,6 +131,8 @@ impl Mounts {
         let found = self.find(place)?;
         let found = found.ok_or_else(|| Error::NotMounted(place.to_owned()))?;
         let (path, manner) = (&found.record.place, found.record.manner());
+        // Whoever sees first that nothing is mounted removes the record; what is open stays.
+        let lock = File::open(found.directory.join(LOCK));
         let how = match unmount(path, manner, false) {
             Ok(()) => Unmounted::Gone,
             Err(_) => {
@@ -141,15 +144,19 @@ impl Mounts {
                 Unmounted::InUse
             }
         };
-        if how == Unmounted::Gone {
-            let problem = wait_for_end(&found);
-            self.tidy()?;
-            if let Some(problem) = problem {
-                return Err(Error::NotKeptAtEnd {
-                    place: found.record.place,
-                    problem,
-                });
-            }
+        if how == Unmounted::InUse {
+            return Ok(how);
+        }
+        let Some(problem) = lock.map_or(Some(String::new()), |lock| wait_for_end(&found, lock))
+        else {
+            return Ok(Unmounted::InUse);
+        };
+        self.tidy()?;
+        if !problem.is_empty() {
+            return Err(Error::NotKeptAtEnd {
+                place: found.record.place,
+                problem,
+            });
         }
         Ok(how)
     }
@@ -218,18 +225,24 @@ impl Mounts {
     }
 }
 
-/// Waits for the end of the process of a tree that was unmounted. Returns what it could not do.
-fn wait_for_end(found: &Found) -> Option<String> {
+/// Waits for the end of the process of a tree that was unmounted. Returns what it could not do, which it has
+/// written into its lock ([`MemoryRecord::leave`]); none if it goes on.
+fn wait_for_end(found: &Found, mut lock: File) -> Option<String> {
     let patience = match found.record.kind {
         TreeKind::Memory => PATIENCE_TO_SAVE,
         _ => PATIENCE,
     };
     let deadline = Instant::now() + patience;
-    let lock = found.directory.join(LOCK);
-    while matches!(Lock::attempt(&lock), Ok(None)) && Instant::now() < deadline {
+    while matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
+        if Instant::now() >= deadline {
+            return None;
+        }
         std::thread::sleep(POLL);
     }
-    MountRecord::read(&found.directory)?.problem
+    let mut problem = String::new();
+    // What can't be read was not said.
+    let _ = lock.read_to_string(&mut problem);
+    Some(problem)
 }
 
 /// Returns a path without links, also if nothing answers at its end.

@@ -34,9 +34,6 @@ pub struct MountRecord {
     pub base: Option<BaseName>,
     /// The process that answers for it, or keeps the changes where the kernel does; none if there are none.
     pub process: Option<ProcessId>,
-    /// What that process could not do once it was unmounted, in its user's words.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) problem: Option<String>,
     pub(super) helper: bool,
     /// This run of the machine.
     pub(super) boot: String,

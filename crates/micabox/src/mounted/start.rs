@@ -102,6 +102,7 @@ impl Drop for Ours {
 }
 
 /// A directory for a record, which is removed unless the tree is mounted.
+#[derive(Debug)]
 pub(super) struct Claimed {
     pub(super) path: PathBuf,
     pub(super) lock: Option<Lock>,
@@ -153,7 +154,6 @@ impl Mounts {
             created: now().0,
             base: None,
             process: None,
-            problem: None,
             helper: false,
             boot: boot(),
             device: None,
