@@ -38,6 +38,16 @@ pub fn watch_converting(what: &str) -> Arc<dyn Progress> {
     watch_with(what, &CONVERTING)
 }
 
+/// Returns the progress of layers that are packed.
+pub fn watch_packing(what: &str) -> Arc<dyn Progress> {
+    watch_with(what, &PACKING)
+}
+
+/// Returns the progress of an image that is unpacked.
+pub fn watch_unpacking(what: &str) -> Arc<dyn Progress> {
+    watch_with(what, &UNPACKING)
+}
+
 /// Returns the progress of an image that is pushed.
 pub fn watch_pushing(what: &str) -> Arc<dyn Progress> {
     watch_with(what, &PUSHING)
@@ -78,6 +88,20 @@ const CONVERTING: Words = Words {
     publishing: "finishing",
     present: "converted",
     done: "converted",
+};
+
+const PACKING: Words = Words {
+    layers: "packing",
+    publishing: "waiting for other users of",
+    present: "stays whole: it can't be compressed",
+    done: "packed",
+};
+
+const UNPACKING: Words = Words {
+    layers: "unpacking",
+    publishing: "finishing",
+    present: "already unpacked",
+    done: "unpacked",
 };
 
 const PUSHING: Words = Words {
@@ -206,6 +230,10 @@ impl Bars {
             }
             LayerState::Packed { bytes } => {
                 bar.set_message("packing");
+                bar.set_position(*bytes);
+            }
+            LayerState::Unpacked { bytes } => {
+                bar.set_message("unpacking");
                 bar.set_position(*bytes);
             }
             LayerState::Sent { bytes, of } => {

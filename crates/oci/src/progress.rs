@@ -68,9 +68,15 @@ pub enum LayerState<'a> {
         /// Bytes since the beginning of the blob.
         bytes: u64,
     },
-    /// The first `bytes` bytes of the archive are packed into a new blob. Never decreases.
+    /// The first `bytes` bytes of the archive are packed into a new blob, or those of the image into chunks. Never
+    /// decreases.
     Packed {
-        /// Bytes since the beginning of the archive.
+        /// Bytes since the beginning of the archive or image.
+        bytes: u64,
+    },
+    /// The first `bytes` bytes of the layer's image are made of the chunks that it was packed into. Never decreases.
+    Unpacked {
+        /// Bytes since the beginning of the image.
         bytes: u64,
     },
     /// The first `bytes` bytes of the new blob were sent. Decreases when a transfer starts again.

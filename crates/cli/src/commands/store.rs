@@ -1,5 +1,6 @@
 //! `mica store`
 
+mod pack;
 pub mod serve;
 
 use micabox::Mounts;
@@ -10,7 +11,7 @@ use crate::failure::Failure;
 use crate::output::{Table, print, print_json, size};
 use crate::{Outcome, server, settings, visible};
 
-/// Maintain the store (space, leftovers, damage), and serve its images to other machines
+/// Maintain the store (space, packing, leftovers, damage), and serve its images to other machines
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -52,6 +53,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    Pack(pack::PackArgs),
+    Unpack(pack::UnpackArgs),
     Serve(serve::Args),
 }
 
@@ -66,6 +69,8 @@ pub fn execute(args: &Args) -> Outcome {
     sandboxes.list()?;
     Mounts::of(&sandboxes).tidy()?;
     match args.command {
+        Command::Pack(ref args) => pack::pack(&store, args),
+        Command::Unpack(ref args) => pack::unpack(&store, args),
         Command::Df { json } => df(&store, json),
         Command::Prune { all, dry_run, json } => prune(&store, PruneOptions { all, dry_run }, json),
         Command::Fsck {
@@ -106,6 +111,11 @@ fn df(store: &Store, json: bool) -> Outcome {
     for (what, bytes) in [
         (counted(usage.layers, "layer"), usage.layers_size),
         ("of them shared".into(), usage.shared_size),
+        (
+            format!("of them {} packed", usage.packed_layers),
+            usage.packs_size,
+        ),
+        ("saved by packing".into(), usage.saved_size),
         ("merged metadata".into(), usage.metadata_size),
         ("warm templates".into(), usage.templates_size),
         ("imports under way or killed".into(), usage.temporary_size),

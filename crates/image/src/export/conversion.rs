@@ -74,7 +74,7 @@ pub fn convert_image(
         let id = device_id(layer);
         let entry = match devices.get(&layer.diff_id) {
             Some(entry) => entry.clone(),
-            None => device_entry(layer, &mut |bytes| packed(id, bytes))?,
+            None => device_entry(store, layer, &mut |bytes| packed(id, bytes))?,
         };
         if devices.insert(layer.diff_id, entry.clone()).is_none() {
             event(id, LayerState::Done);

@@ -10,19 +10,17 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use micabox_chunk::{Cuts, LARGEST, Writer};
-use micabox_erofs::format::FileType;
-use micabox_erofs::{BLOCK_SIZE, Cached, Reader};
+use micabox_erofs::{BLOCK_SIZE, ReadAt};
 use micabox_oci::Hasher;
 use micabox_verity::Tree;
 
 use super::pack::{BUFFER, PackError, Packed, write_error};
 use crate::identity;
 use crate::manifest::erofs as names;
-use crate::store::{self, FileRecord, Image, Layer, Store};
+use crate::store::{self, FileRecord, Image, Layer, LayerImage, Store};
 use crate::{Descriptor, Digest};
 
 /// A packed EROFS image: a layer's, or the merged metadata of an image.
@@ -58,7 +56,7 @@ pub fn pack_device(
     layer: &Layer,
     watch: &mut dyn FnMut(u64) -> bool,
 ) -> Result<PackedErofs, PackError> {
-    pack(store, Source::device(layer), watch)
+    pack(store, Source::device(store, layer)?, watch)
 }
 
 /// Does the same, and keeps no blob.
@@ -67,10 +65,16 @@ pub fn pack_device(
 ///
 /// Those of [`pack_device`].
 pub(super) fn device_entry(
+    store: &Store,
     layer: &Layer,
     watch: &mut dyn FnMut(u64) -> bool,
 ) -> Result<ErofsEntry, PackError> {
-    let (_, entry) = write(Source::device(layer), io::sink(), &layer.path, watch)?;
+    let (_, entry) = write(
+        Source::device(store, layer)?,
+        io::sink(),
+        &layer.path,
+        watch,
+    )?;
     Ok(entry)
 }
 
@@ -105,6 +109,7 @@ pub(super) fn fsmeta_entry(
 /// An image file of the store.
 struct Source<'a> {
     path: &'a Path,
+    image: LayerImage,
     /// Its length in bytes, without its padding.
     length: u64,
     uuid: [u8; 16],
@@ -113,23 +118,26 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    fn device(layer: &'a Layer) -> Self {
+    fn device(store: &Store, layer: &'a Layer) -> Result<Self, store::Error> {
         let mut annotations = vec![(names::ROLE, names::DEVICE.to_owned())];
         // Only of a layer that was converted here is it known.
         if layer.record.recipe.is_some() {
             annotations.push((names::ARCHIVE, layer.diff_id.to_string()));
         }
-        Self {
+        Ok(Self {
             path: &layer.path,
+            image: store.open_layer(layer)?,
             length: layer.image_size(),
             uuid: identity::layer_uuid(layer.identity()),
             annotations,
-        }
+        })
     }
 
     fn fsmeta(store: &Store, image: &'a Image) -> Result<Self, store::Error> {
+        let file = File::open(&image.fsmeta).map_err(|error| read_error(&image.fsmeta, error))?;
         Ok(Self {
             path: &image.fsmeta,
+            image: LayerImage::Whole(file),
             length: store.fsmeta_size(&image.manifest_digest)?,
             uuid: identity::fsmeta_uuid(image.layers.iter().map(Layer::identity)),
             annotations: Vec::new(),
@@ -192,11 +200,12 @@ fn write<W: Write>(
     watch: &mut dyn FnMut(u64) -> bool,
 ) -> Result<(W, ErofsEntry), PackError> {
     let failed = |error| write_error(path, error);
-    let image = File::open(source.path).map_err(|error| read_error(source.path, error))?;
     let mut writer = Writer::new(out).map_err(failed)?;
     let mut tree = Tree::new(source.uuid);
     let mut buffer = vec![0; LARGEST as usize];
-    for cut in Cuts::new(starts(&source, &image)?, source.length) {
+    let image = &source.image;
+    let starts = store::file_starts(image, source.length, source.path)?;
+    for cut in Cuts::new(starts, source.length) {
         let bytes = buffer
             .get_mut(..(cut.end - cut.start) as usize)
             .unwrap_or_default();
@@ -238,32 +247,6 @@ fn write<W: Write>(
         annotations,
     };
     Ok((out, entry))
-}
-
-/// Returns where files' contents begin in an image, in ascending order.
-fn starts(source: &Source<'_>, image: &File) -> Result<Vec<u64>, store::Error> {
-    let damaged = |error: micabox_erofs::Error| store::Error::Damaged {
-        path: source.path.to_owned(),
-        problem: error.to_string(),
-    };
-    let image = image.try_clone().and_then(Cached::new);
-    let image = image.map_err(|error| read_error(source.path, error))?;
-    let reader = Reader::open(image).map_err(damaged)?;
-    let mut starts = Vec::new();
-    reader
-        .walk(|_, inode| {
-            if inode.kind == FileType::Regular {
-                let extents = reader.extents(inode)?;
-                // Those of fsmeta are in other images.
-                let own = extents.iter().filter_map(|extent| extent.address);
-                starts.extend(own.filter(|address| *address < source.length));
-            }
-            Ok(())
-        })
-        .map_err(damaged)?;
-    starts.sort_unstable();
-    starts.dedup();
-    Ok(starts)
 }
 
 fn read_error(path: &Path, source: std::io::Error) -> store::Error {

@@ -47,7 +47,7 @@ impl Checksum {
 }
 
 /// Returns the offset of the next byte that isn't in a hole, from `at` on.
-fn next_data(file: &File, at: u64) -> io::Result<u64> {
+pub(super) fn next_data(file: &File, at: u64) -> io::Result<u64> {
     match rustix::fs::seek(file, Find::Data(at)) {
         Ok(data) => Ok(data),
         // Only a hole up to the end.

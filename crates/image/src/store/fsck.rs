@@ -13,11 +13,11 @@ use super::checksum::Checksum;
 use super::durable;
 use super::error::{Context, Error, Result};
 use super::images::{self, CONFIG, FIXUP, FSMETA, FileRecord, MANIFEST, VMDK};
-use super::layers::{Layer, LayerRecord, RecipeRecord, padded_blocks};
+use super::layers::{IMAGE, Layer, LayerRecord, RecipeRecord, padded_blocks};
 use super::layout::{IMAGE_FROM_VIEW, VIEWS};
 use super::prune::remove_directory;
 use super::reachability::{ImageEntry, LayerEntry, Reachability};
-use super::scratch::Leftover;
+use super::scratch::{Leftover, Scratch};
 use super::trimmed::{VIEW, ViewRecord};
 use crate::identity;
 use micabox_oci::{Digest, HashingWriter};
@@ -72,6 +72,8 @@ pub enum Repair {
     RemoveLayer,
     /// Removes the image, its names and its leases.
     RemoveImage,
+    /// Removes the packed form of a layer that is whole.
+    RemoveList,
     /// Removes the trimmed view of an image.
     RemoveView,
     /// Removes the name.
@@ -85,6 +87,7 @@ impl std::fmt::Display for Repair {
         f.write_str(match self {
             Self::RemoveLayer => "remove the layer, so that the next pull fetches it again",
             Self::RemoveImage => "remove the image and its names, so that it can be pulled again",
+            Self::RemoveList => "remove the packed form; the layer stays",
             Self::RemoveView => "remove the trimmed view, which the next start makes again",
             Self::RemoveName => "remove the name",
             Self::RemoveLease => "remove the sandbox's hold on its image",
@@ -215,15 +218,14 @@ impl Fsck<'_> {
                 }
                 return Ok(());
             }
-            (None, Some(record)) => ("its image is missing".to_owned(), record),
-            (Some(image), Some(record)) => {
+            (image, Some(record)) => {
                 self.report.layers += 1;
-                match self.layer_problem(diff_id, image, record) {
+                match self.layer_problem(diff_id, layer, record) {
                     Ok(()) => {
                         self.sound_layers.insert(*diff_id);
-                        return Ok(());
+                        return self.list(diff_id, layer);
                     }
-                    Err(problem) => (problem, image),
+                    Err(problem) => (problem, image.as_ref().unwrap_or(record)),
                 }
             }
         };
@@ -234,7 +236,37 @@ impl Fsck<'_> {
         })
     }
 
-    fn layer_problem(&mut self, diff_id: &Digest, image: &Path, record: &Path) -> Found {
+    /// Checks the packed form of a layer that is whole.
+    fn list(&mut self, diff_id: &Digest, layer: &LayerEntry) -> Result<()> {
+        let (Some(path), Some(_)) = (&layer.list, &layer.image) else {
+            return Ok(());
+        };
+        let scratch = self.store.scratch()?;
+        match self.unpacked(diff_id, &scratch) {
+            Ok(_) => Ok(()),
+            Err(problem) => self.finding(path, problem, Repair::RemoveList, |_| {
+                durable::remove_file(path)
+            }),
+        }
+    }
+
+    /// Makes a packed layer's image of its chunks, which checks each. Returns the file.
+    fn unpacked(
+        &mut self,
+        diff_id: &Digest,
+        scratch: &Scratch,
+    ) -> std::result::Result<(File, PathBuf), String> {
+        let as_text = |error: Error| error.to_string();
+        let list = self.store.list(diff_id).map_err(as_text)?;
+        let list = list.ok_or("its list of chunks is missing")?;
+        self.report.bytes += list.size();
+        let file = scratch.create(IMAGE).map_err(as_text)?;
+        let written = self.store.write_packed(list, &file, scratch, &mut |_| {});
+        written.map_err(as_text)?;
+        Ok((file, scratch.path(IMAGE)))
+    }
+
+    fn layer_problem(&mut self, diff_id: &Digest, layer: &LayerEntry, record: &Path) -> Found {
         let record: LayerRecord = durable::read_json(record)
             .map_err(|error| error.to_string())?
             .ok_or("its record is missing")?;
@@ -246,7 +278,20 @@ impl Fsck<'_> {
             blocks: record.blocks,
             checksum: record.checksum,
         };
-        self.image_file(image, &file, identity::layer_uuid(record.identity()))?;
+        let uuid = identity::layer_uuid(record.identity());
+        match (&layer.image, &layer.list) {
+            (Some(image), _) => self.image_file(image, &file, uuid)?,
+            (None, None) => return Err("its image is missing".to_owned()),
+            (None, Some(_)) => {
+                let scratch = self.store.scratch().map_err(|error| error.to_string())?;
+                let (unpacked, path) = self.unpacked(diff_id, &scratch)?;
+                let length = record.padded_blocks() * BLOCK_SIZE;
+                unpacked
+                    .set_len(length)
+                    .map_err(|error| error.to_string())?;
+                self.image_file(&path, &file, uuid)?;
+            }
+        }
         self.recipe(diff_id, record.recipe.as_ref())
     }
 

@@ -382,7 +382,7 @@ impl Store {
         let scratch = Scratch::new(&self.layout.tmp())?;
         durable::write(&scratch, MANIFEST, documents.manifest)?;
         durable::write(&scratch, CONFIG, documents.config)?;
-        let merged = merged::make(&scratch, &documents.digest, layers)?;
+        let merged = merged::make(self, &scratch, &documents.digest, layers)?;
         if let Some(expected) = documents.fsmeta {
             let actual = export::fsmeta_digest(&scratch.path(FSMETA), &merged.fsmeta, layers)?;
             if actual != expected {

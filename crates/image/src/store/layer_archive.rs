@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 
+use super::LayerImage;
 use super::Store;
-use super::error::{Context, Error, Result};
+use super::error::{Error, Result};
 use super::layers::Layer;
 use crate::recipe::Recipe;
 use micabox_oci::{Digest, Hasher};
@@ -15,7 +16,7 @@ use micabox_oci::{Digest, Hasher};
 /// Its digest is checked while it is read: a wrong one is an error at the end, which contains an
 /// [`Error`]. Results of reading must not be used before that. After [`Self::skip`] nothing is checked.
 pub struct LayerArchive {
-    recipe: Recipe<BufReader<File>, File>,
+    recipe: Recipe<BufReader<File>, LayerImage>,
     layer: Layer,
     /// To find the recipe's path for errors.
     store: Store,
@@ -47,7 +48,7 @@ impl Store {
                 source: error,
             },
         })?;
-        let image = File::open(&layer.path).context("open", &layer.path)?;
+        let image = self.open_layer(layer)?;
         let size = layer.record.uncompressed_size;
         Ok(LayerArchive {
             recipe: Recipe::open(BufReader::new(file), image, size).map_err(damaged)?,

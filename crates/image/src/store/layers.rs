@@ -106,7 +106,7 @@ pub(crate) fn padded_blocks(blocks: u64) -> u64 {
 pub struct Layer {
     /// Digest of the uncompressed layer, which names it: of its archive, or of the EROFS image that it came as.
     pub diff_id: Digest,
-    /// Its filesystem image.
+    /// Its filesystem image, which is missing while the layer is [packed](Store::pack): [`Store::open_layer`] reads both.
     pub path: PathBuf,
     /// Length of the image in blocks of 4 KiB, with its padding.
     pub blocks: u64,
@@ -164,10 +164,13 @@ impl Store {
             path,
             record,
         };
-        let size = std::fs::metadata(&layer.path).map(|metadata| metadata.len());
+        let is_there = || match std::fs::metadata(&layer.path) {
+            Ok(metadata) => metadata.len() == layer.blocks * BLOCK_SIZE,
+            Err(_) => self.has_list(diff_id, layer.record.blocks),
+        };
         let usable = layer.record.format == identity::FORMAT
             && layer.record.diff_id == *diff_id
-            && size.is_ok_and(|size| size == layer.blocks * BLOCK_SIZE);
+            && is_there();
         Ok(usable.then_some(layer))
     }
 
@@ -285,6 +288,8 @@ impl LayerClaim {
         }
         pad_and_sync(&file, record.padded_blocks(), &scratch)?;
         durable::write_json(&scratch, RECORD, &record)?;
+        // One that is there is of an image that can't be used any more.
+        durable::remove_file(&layout.list(&self.diff_id))?;
 
         if let Some(recipe) = recipe {
             recipe.sync_all().context("sync", &scratch.path(RECIPE))?;
@@ -318,7 +323,7 @@ impl LayerClaim {
     }
 }
 
-const IMAGE: &str = "layer.erofs";
+pub(super) const IMAGE: &str = "layer.erofs";
 pub(crate) const RECIPE: &str = "layer.recipe";
 const RECORD: &str = "layer.json";
 

@@ -12,8 +12,9 @@ pub(crate) struct Layout {
 }
 
 /// The directories directly below the root.
-pub(crate) const DIRECTORIES: [&str; 8] = [
+pub(crate) const DIRECTORIES: [&str; 9] = [
     "layers",
+    "packs",
     "blobs",
     "images",
     "refs",
@@ -39,6 +40,16 @@ impl Layout {
     /// Returns the path of a layer's recipe.
     pub fn recipe(&self, diff_id: &Digest) -> PathBuf {
         self.sharded("layers", diff_id, ".recipe")
+    }
+
+    /// Returns the path of the list of a packed layer's chunks.
+    pub fn list(&self, diff_id: &Digest) -> PathBuf {
+        self.sharded("layers", diff_id, ".chunks")
+    }
+
+    /// Returns the path of a pack of chunks.
+    pub fn pack(&self, pack: &Digest) -> PathBuf {
+        self.sharded("packs", pack, ".pack")
     }
 
     /// Returns the path of a layer's metadata.
@@ -73,6 +84,10 @@ impl Layout {
 
     pub fn layers(&self) -> PathBuf {
         self.root.join("layers/sha256")
+    }
+
+    pub fn packs(&self) -> PathBuf {
+        self.root.join("packs/sha256")
     }
 
     pub fn blobs(&self) -> PathBuf {

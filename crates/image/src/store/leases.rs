@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::Store;
 use super::durable;
 use super::error::{Error, Result};
+use super::pack;
 use micabox_oci::Digest;
+use micabox_oci::progress::Silent;
 
 /// Name of the file in a sandbox's directory.
 const FILE: &str = "lease.json";
@@ -35,7 +37,8 @@ impl LeaseRecord {
 }
 
 impl Store {
-    /// Keeps images for a sandbox until the sandbox's directory is removed, by the sandbox's owner.
+    /// Keeps images for a sandbox until the sandbox's directory is removed, by the sandbox's owner. Unpacks those that are
+    /// packed.
     /// Makes the directory if it is missing, and replaces the sandbox's lease if it has one.
     ///
     /// # Errors
@@ -65,7 +68,9 @@ impl Store {
     ) -> Result<()> {
         let _shared = self.shared()?;
         for manifest in manifests {
-            self.image_by_digest(manifest)?;
+            let image = self.image_by_digest(manifest)?;
+            pack::note_use(&self.layout.image(manifest));
+            self.unpack(&image, &Silent)?;
         }
         let record = LeaseRecord {
             manifest: None,

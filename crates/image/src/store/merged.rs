@@ -1,11 +1,10 @@
 //! Makes an image's own files: the merged metadata of its layers, whole or trimmed, and the fixup for
 //! a stack.
 
-use std::fs::File;
-
 use micabox_erofs::merge::{self, Merge, Written};
 use micabox_erofs::{BLOCK_SIZE, Cached};
 
+use super::Store;
 use super::checksum::ChecksummedFile;
 use super::error::{Context, Error, Result};
 use super::images::{FIXUP, FSMETA, FileRecord};
@@ -23,8 +22,13 @@ pub(super) struct Made {
 }
 
 /// Merges `layers`, the lowest first, into files in `scratch`.
-pub(super) fn make(scratch: &Scratch, image: &Digest, layers: &[Layer]) -> Result<Made> {
-    let merge = merge(image, layers)?;
+pub(super) fn make(
+    store: &Store,
+    scratch: &Scratch,
+    image: &Digest,
+    layers: &[Layer],
+) -> Result<Made> {
+    let merge = merge(store, image, layers)?;
     let diff_ids = || layers.iter().map(Layer::identity);
     let fsmeta = write(scratch, image, FSMETA, |out| {
         merge.write_fsmeta(out, identity::fsmeta_uuid(diff_ids()))
@@ -46,12 +50,13 @@ pub(super) fn make(scratch: &Scratch, image: &Digest, layers: &[Layer]) -> Resul
 /// Merges `layers` into an fsmeta in `scratch` that lacks what `trim` names. Equal layers and lists give
 /// equal bytes.
 pub(super) fn make_trimmed(
+    store: &Store,
     scratch: &Scratch,
     image: &Digest,
     layers: &[Layer],
     trim: &Trim,
 ) -> Result<(FileRecord, Hidden)> {
-    let mut merge = merge(image, layers)?;
+    let mut merge = merge(store, image, layers)?;
     let hidden = trim::hide(merge.tree_mut(), trim);
     let diff_ids = layers.iter().map(Layer::identity);
     let fsmeta = write(scratch, image, FSMETA, |out| {
@@ -60,11 +65,10 @@ pub(super) fn make_trimmed(
     Ok((fsmeta, hidden))
 }
 
-fn merge(image: &Digest, layers: &[Layer]) -> Result<Merge> {
+fn merge(store: &Store, image: &Digest, layers: &[Layer]) -> Result<Merge> {
     let mut sources = Vec::new();
     for layer in layers {
-        let file = File::open(&layer.path).context("open", &layer.path)?;
-        let source = Cached::new(file).context("read", &layer.path)?;
+        let source = Cached::new(store.open_layer(layer)?).context("read", &layer.path)?;
         sources.push((layer.identity().hex(), source));
     }
     let inputs: Vec<_> = sources

@@ -4,6 +4,8 @@
 //! ```text
 //! layers/sha256/<xx>/<diff ID>.erofs   a layer (containerd's layer_content_caches layout)
 //! layers/sha256/<xx>/<diff ID>.recipe  from which its archive is rebuilt
+//! layers/sha256/<xx>/<diff ID>.chunks  in place of the image of a packed layer: its chunks
+//! packs/sha256/<xx>/<pack>.pack        chunks of packed layers
 //! layers/sha256/<xx>/<diff ID>.json    its metadata; a layer without it doesn't exist
 //! blobs/sha256/<xx>/<blob>.json        the layer that a blob contains
 //! images/sha256/<manifest>/            manifest.json, config.json, image.json, fsmeta.erofs,
@@ -28,6 +30,9 @@ mod layout;
 mod leases;
 mod lock;
 mod merged;
+mod pack;
+mod packed;
+mod packs;
 mod partial;
 mod private;
 mod prune;
@@ -46,6 +51,8 @@ pub use images::{Fixup, Image, ImageSummary};
 pub use layer_archive::LayerArchive;
 pub use layers::{Claim, Layer, LayerClaim, LayerRecord, PADDING, RecipeRecord};
 pub use lock::Lock;
+pub use pack::{PackChoice, PackReport};
+pub use packed::LayerImage;
 pub use partial::{Keeping, Partial};
 pub use prune::{PruneOptions, Pruned, Removed};
 pub use references::Origin;
@@ -56,6 +63,7 @@ pub(crate) use checksum::ChecksummedFile;
 pub(crate) use error::Context;
 pub(crate) use images::FileRecord;
 pub(crate) use layers::RECIPE;
+pub(crate) use pack::file_starts;
 
 pub(crate) use scratch::Scratch;
 

@@ -11,6 +11,7 @@ use super::durable;
 use super::error::{Context, Error, Result};
 use super::layout::VIEWS;
 use super::lock::{Lock, Mode};
+use super::packs::Sweep;
 use super::reachability::{ImageEntry, LayerEntry, Reachability, disk_usage};
 use super::scratch::{Leftover, Scratch};
 use micabox_oci::Digest;
@@ -119,6 +120,20 @@ impl<'a> Plan<'a> {
         images + self.layers.values().map(|layer| layer.bytes).sum::<u64>()
     }
 
+    /// Plans the removal of chunks that only the plan's layers have.
+    pub fn sweep(&self, store: &Store, reachability: &Reachability) -> Sweep {
+        store.sweep(&reachability.packs, self.kept(reachability))
+    }
+
+    /// Returns the layers that stay.
+    fn kept<'b>(
+        &'b self,
+        reachability: &'b Reachability,
+    ) -> impl Iterator<Item = &'b Digest> + Clone {
+        let layers = reachability.layers.keys();
+        layers.filter(|layer| !self.layers.contains_key(layer))
+    }
+
     /// Returns the trimmed views of images that stay and that no sandbox uses.
     pub fn idle_views(&self, reachability: &Reachability) -> Result<Vec<PathBuf>> {
         let mut views = Vec::new();
@@ -132,7 +147,7 @@ impl<'a> Plan<'a> {
         Ok(views)
     }
 
-    fn report(&self) -> Pruned {
+    fn report(&self, sweep: &Sweep) -> Pruned {
         Pruned {
             references: self
                 .images
@@ -144,13 +159,13 @@ impl<'a> Plan<'a> {
             templates: 0,
             views: 0,
             leftovers: 0,
-            size: self.size(),
+            size: self.size() + sweep.size,
         }
     }
 
     /// Removes the plan's files. If it is killed at any point, there may be names without an
     /// image, or layers without one, but never an image without its layers.
-    fn carry_out(&self, store: &Store) -> Result<()> {
+    fn carry_out(&self, store: &Store, reachability: &Reachability, sweep: Sweep) -> Result<()> {
         for image in self.images.values() {
             for reference in &image.references {
                 store.untag(reference)?;
@@ -163,7 +178,7 @@ impl<'a> Plan<'a> {
                 durable::remove_file(file)?;
             }
         }
-        Ok(())
+        store.carry_out_sweep(sweep, self.kept(reachability))
     }
 }
 
@@ -188,7 +203,8 @@ impl Store {
             return Err(error);
         }
         let plan = Plan::new(&reachability, options);
-        let mut pruned = plan.report();
+        let sweep = plan.sweep(self, &reachability);
+        let mut pruned = plan.report(&sweep);
         pruned.references.sort_unstable();
         let leftovers = Leftover::find(&self.layout.tmp());
         pruned.leftovers = leftovers.len();
@@ -213,7 +229,7 @@ impl Store {
         if options.dry_run {
             return Ok(pruned);
         }
-        plan.carry_out(self)?;
+        plan.carry_out(self, &reachability, sweep)?;
         for view in views {
             remove_directory(self, &view)?;
         }
@@ -295,10 +311,12 @@ impl Store {
         drop(reachability);
         let reachability = Reachability::take(self)?;
         let plan = Plan::of_image(&reachability, &named.manifest);
-        plan.carry_out(self)?;
+        let sweep = plan.sweep(self, &reachability);
+        let pruned = plan.report(&sweep);
+        plan.carry_out(self, &reachability, sweep)?;
         Ok(Removed {
             references,
-            pruned: Some(plan.report()),
+            pruned: Some(pruned),
         })
     }
 

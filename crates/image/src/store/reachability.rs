@@ -17,6 +17,7 @@ use micabox_oci::reference::Reference;
 pub(super) struct Reachability {
     pub images: BTreeMap<Digest, ImageEntry>,
     pub layers: BTreeMap<Digest, LayerEntry>,
+    pub packs: BTreeMap<Digest, PackEntry>,
     /// Names without an image in the store, or whose file can't be read.
     pub dangling_tags: Vec<DanglingTag>,
     /// Leases that can't be read, by sandbox: the images that they hold are unknown.
@@ -62,16 +63,28 @@ pub(super) struct LayerEntry {
     pub image: Option<PathBuf>,
     pub record: Option<PathBuf>,
     pub recipe: Option<PathBuf>,
+    pub list: Option<PathBuf>,
     /// Disk space of all of them in bytes.
     pub bytes: u64,
+    /// Bytes of its chunks in packs, which other layers may have as well, if it is packed; only [`Store::usage`] counts
+    /// them.
+    pub chunks: u64,
     /// The images that have it.
     pub images: BTreeSet<Digest>,
 }
 
 impl LayerEntry {
     pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
-        self.record.iter().chain(&self.image).chain(&self.recipe)
+        let others = self.image.iter().chain(&self.recipe).chain(&self.list);
+        self.record.iter().chain(others)
     }
+}
+
+/// A pack of layers' chunks.
+pub(super) struct PackEntry {
+    pub path: PathBuf,
+    /// Its disk space in bytes.
+    pub bytes: u64,
 }
 
 /// A name without an image.
@@ -86,6 +99,7 @@ impl Reachability {
         let mut reachability = Self {
             images: BTreeMap::new(),
             layers: BTreeMap::new(),
+            packs: BTreeMap::new(),
             dangling_tags: Vec::new(),
             unreadable_leases: Vec::new(),
             broken_leases: Vec::new(),
@@ -155,6 +169,22 @@ impl Reachability {
                     let entry = self.layers.entry(digest).or_default();
                     entry.bytes += bytes;
                     entry.recipe = Some(path);
+                }
+                Some("chunks") if path == store.layout.list(&digest) => {
+                    let entry = self.layers.entry(digest).or_default();
+                    entry.bytes += bytes;
+                    entry.list = Some(path);
+                }
+                _ => self.strangers.push(path),
+            }
+        }
+        for path in sharded_files(&store.layout.packs())? {
+            let stem = path.file_stem().and_then(|stem| stem.to_str());
+            let digest = stem.and_then(|stem| Digest::from_hex(stem).ok());
+            match digest {
+                Some(digest) if path == store.layout.pack(&digest) => {
+                    let bytes = disk_usage(&path)?;
+                    self.packs.insert(digest, PackEntry { path, bytes });
                 }
                 _ => self.strangers.push(path),
             }

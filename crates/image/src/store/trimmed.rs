@@ -101,7 +101,7 @@ impl Store {
         }
         let begun = Instant::now();
         let scratch = Scratch::new(&self.layout.tmp())?;
-        let (fsmeta, hidden) = merged::make_trimmed(&scratch, digest, &image.layers, trim)?;
+        let (fsmeta, hidden) = merged::make_trimmed(self, &scratch, digest, &image.layers, trim)?;
         let vmdk = images::descriptor(&fsmeta, &image.layers, Path::new(IMAGE_FROM_VIEW))?;
         durable::write(&scratch, VMDK, vmdk.as_bytes())?;
         let record = ViewRecord {

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::Store;
 use super::durable;
 use super::error::Result;
+use super::packs;
 use super::prune::{Plan, PruneOptions};
 use super::reachability::{Reachability, disk_usage};
 use micabox_oci::Digest;
@@ -19,8 +20,14 @@ pub struct Usage {
     pub images: Vec<ImageUsage>,
     /// Number of layers.
     pub layers: usize,
-    /// Space of all layers.
+    /// Space of all layers: their files, and the packs.
     pub layers_size: u64,
+    /// Number of layers that are packed, without an image of their own.
+    pub packed_layers: usize,
+    /// Space of the packs, with chunks that no layer has any more.
+    pub packs_size: u64,
+    /// Space that packing saves: that of the packed layers' images, as they were, less that of the packs.
+    pub saved_size: u64,
     /// Space of layers that more than one image has.
     pub shared_size: u64,
     /// Space of the images' own files: merged metadata and documents.
@@ -60,7 +67,9 @@ impl Store {
     /// [`super::Error::Io`] if the store can't be listed or locked.
     pub fn usage(&self) -> Result<Usage> {
         let _shared = self.shared()?;
-        let reachability = Reachability::take(self)?;
+        let mut reachability = Reachability::take(self)?;
+        let packed = self.count_chunks(&mut reachability);
+        let packs_size = reachability.packs.values().map(|pack| pack.bytes).sum();
         let images: Vec<_> = reachability
             .images
             .iter()
@@ -79,40 +88,64 @@ impl Store {
                     .iter()
                     .filter_map(|layer| reachability.layers.get(layer))
                 {
-                    usage.size += layer.bytes;
+                    let bytes = layer.bytes + layer.chunks;
+                    usage.size += bytes;
                     match layer.images.len() {
-                        1 => usage.unique_size += layer.bytes,
-                        _ => usage.shared_size += layer.bytes,
+                        1 => usage.unique_size += bytes,
+                        _ => usage.shared_size += bytes,
                     }
                 }
                 usage
             })
             .collect();
+        let plan = Plan::new(&reachability, &PruneOptions::default());
+        let sweep = plan.sweep(self, &reachability);
         let shared = reachability
             .layers
             .values()
             .filter(|layer| layer.images.len() > 1);
+        let files = reachability.layers.values().map(|layer| layer.bytes);
         let temporary_size = contents_usage(&self.layout.tmp())?;
         let templates_size = contents_usage(&self.layout.templates())?;
-        let plan = Plan::new(&reachability, &PruneOptions::default());
         let views = plan.idle_views(&reachability)?;
         let views: Result<u64> = views.iter().map(|view| disk_usage(view)).sum();
         Ok(Usage {
             images,
             layers: reachability.layers.len(),
-            layers_size: reachability.layers.values().map(|layer| layer.bytes).sum(),
-            shared_size: shared.map(|layer| layer.bytes).sum(),
+            layers_size: packs_size + files.sum::<u64>(),
+            packed_layers: packed.len(),
+            packs_size,
+            saved_size: packed.iter().sum::<u64>().saturating_sub(packs_size),
+            shared_size: shared.map(|layer| layer.bytes + layer.chunks).sum(),
             metadata_size: reachability.images.values().map(|image| image.bytes).sum(),
             templates_size,
             temporary_size,
             total_size: disk_usage(&self.layout.layers())?
+                + disk_usage(&self.layout.packs())?
                 + disk_usage(&self.layout.images())?
                 + disk_usage(&self.layout.blobs())?
                 + disk_usage(&self.layout.refs())?
                 + templates_size
                 + temporary_size,
-            reclaimable_size: plan.size() + views? + templates_size,
+            reclaimable_size: plan.size() + sweep.size + views? + templates_size,
         })
+    }
+}
+
+impl Store {
+    /// Counts the chunks of packed layers. Returns how much space each of their images would take.
+    fn count_chunks(&self, reachability: &mut Reachability) -> Vec<u64> {
+        let mut packed = Vec::new();
+        for (diff_id, layer) in &mut reachability.layers {
+            if layer.image.is_some() {
+                continue;
+            }
+            if let Ok(Some(list)) = self.list(diff_id) {
+                layer.chunks = packs::packed_size(&list);
+                packed.push(packs::unpacked_size(&list));
+            }
+        }
+        packed
     }
 }
 

@@ -127,7 +127,10 @@ impl MachineArgs {
         options.cancellation = cancel.pulls();
         if options.policy != PullPolicy::Always && options.platform.is_none() {
             match store.image(name) {
-                Ok(image) => return Ok(image),
+                Ok(image) => {
+                    self.unpack(store, &image, name, pulls)?;
+                    return Ok(image);
+                }
                 // Pulling an image again repairs one that lost a layer.
                 Err(error) if options.policy == PullPolicy::Never => return Err(error.into()),
                 Err(_) => {}
@@ -145,7 +148,24 @@ impl MachineArgs {
             None if self.quiet => Arc::new(Silent) as _,
             None => bars::watch(&reference.familiar()),
         };
-        Ok(pull_blocking(store, &reference, &options, progress)?)
+        let image = pull_blocking(store, &reference, &options, progress)?;
+        self.unpack(store, &image, name, pulls)?;
+        Ok(image)
+    }
+
+    /// Unpacks what is packed of an image, before its lease does so silently.
+    fn unpack(
+        &self,
+        store: &Store,
+        image: &Image,
+        name: &str,
+        pulls: Pulls<'_>,
+    ) -> Result<(), Failure> {
+        let is_packed = image.layers.iter().any(|layer| store.is_packed(layer));
+        if is_packed && !self.quiet && pulls.told.is_none() {
+            store.unpack(image, &*bars::watch_unpacking(name))?;
+        }
+        Ok(())
     }
 
     /// Returns what the root is to be without.

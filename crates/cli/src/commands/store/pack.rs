@@ -1,0 +1,92 @@
+//! `mica store pack` and `mica store unpack`
+
+use std::time::Duration;
+
+use micabox_image::Store;
+use micabox_image::store::{PackChoice, PackReport};
+
+use super::counted;
+use crate::Outcome;
+use crate::bars;
+use crate::failure::Failure;
+use crate::output::{print, print_json, size};
+use crate::run::duration;
+
+/// Keep images that are not in use compressed, and equal parts of all images once
+///
+/// A packed image is used as any other: its first start unpacks it, at about the speed of the disk. Layers of images
+/// that a sandbox uses stay as they are, and so do those that would not become smaller.
+#[derive(Debug, clap::Args)]
+pub struct PackArgs {
+    /// Images to pack
+    #[arg(value_name = "IMAGE", required_unless_present_any = ["all", "unused_for"])]
+    images: Vec<String>,
+
+    /// Pack all images
+    #[arg(short, long, conflicts_with_all = ["images", "unused_for"])]
+    all: bool,
+
+    /// Pack images that nothing was started from for so long, such as 12h or 7d
+    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "images")]
+    unused_for: Option<Duration>,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Unpack images now, in place of at their next start
+#[derive(Debug, clap::Args)]
+pub struct UnpackArgs {
+    /// Images to unpack
+    #[arg(value_name = "IMAGE", required = true)]
+    images: Vec<String>,
+}
+
+/// Packs layers, and prints what that saves.
+pub fn pack(store: &Store, args: &PackArgs) -> Outcome {
+    let (choice, what) = if args.images.is_empty() {
+        // All, unless there is a time.
+        let time = args.unused_for.unwrap_or_default();
+        (PackChoice::UnusedFor(time), "the store's images".to_owned())
+    } else {
+        let digest = |name: &String| Ok(store.image(name)?.manifest_digest);
+        let digests: Result<_, Failure> = args.images.iter().map(digest).collect();
+        (PackChoice::Images(digests?), args.images.join(", "))
+    };
+    let report = store.pack(&choice, &*bars::watch_packing(&what))?;
+    if args.json {
+        print_json(&report)?;
+    } else {
+        print(&text(&report))?;
+    }
+    Ok(0)
+}
+
+fn text(report: &PackReport) -> String {
+    let layers = |layers: &[_]| counted(layers.len(), "layer");
+    let mut text = format!("{} packed", layers(&report.packed));
+    if !report.packed.is_empty() {
+        let (before, added) = (size(report.before), size(report.added));
+        text.push_str(&format!(": {before} freed, {added} added"));
+    }
+    text.push('\n');
+    if !report.in_use.is_empty() {
+        let line = "of images that sandboxes use: not packed\n";
+        text.push_str(&format!("{} {line}", layers(&report.in_use)));
+    }
+    if !report.incompressible.is_empty() {
+        let line = "that would not become smaller: not packed\n";
+        text.push_str(&format!("{} {line}", layers(&report.incompressible)));
+    }
+    text
+}
+
+/// Unpacks images; continues after none.
+pub fn unpack(store: &Store, args: &UnpackArgs) -> Outcome {
+    for name in &args.images {
+        let image = store.image(name)?;
+        store.unpack(&image, &*bars::watch_unpacking(name))?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,342 @@
+//! Packs layers.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use micabox_erofs::format::FileType;
+use micabox_erofs::{Cached, ReadAt, Reader};
+use micabox_pack::{Cut, Known, Packed, Packer};
+use rustix::fs::SeekFrom as Find;
+use serde::Serialize;
+
+use super::Store;
+use super::durable;
+use super::error::{Context, Error, Result};
+use super::images::RECORD;
+use super::layers::Layer;
+use super::lock::{Lock, Mode};
+use super::packed::transfers;
+use super::reachability::{Reachability, disk_usage};
+use super::scratch::Scratch;
+use micabox_oci::Digest;
+use micabox_oci::progress::{Event, LayerState, Phase, Progress};
+
+const PACK: &str = "pack";
+const LIST: &str = "list";
+const BUFFER: usize = 1 << 20;
+
+/// Which layers are packed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PackChoice {
+    /// Those of these images, by manifest digest.
+    Images(Vec<Digest>),
+    /// Those of all images that no sandbox was started from for so long.
+    UnusedFor(Duration),
+}
+
+/// What was packed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct PackReport {
+    /// Layers that are packed now, and have no image of their own any more.
+    pub packed: Vec<Digest>,
+    /// Layers that stay whole for now: a sandbox uses an image that has them.
+    pub in_use: Vec<Digest>,
+    /// Layers that stay whole: packed, they would take as much space.
+    pub incompressible: Vec<Digest>,
+    /// Bytes on disk that the packed layers took.
+    pub before: u64,
+    /// Bytes on disk that new packs and lists take.
+    pub added: u64,
+}
+
+impl Store {
+    /// Packs layers: their images become lists of chunks, which they share with each other, and which are compressed.
+    /// Waits at the end until no other process uses the store.
+    ///
+    /// If it is killed at any point, each layer is whole or packed.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the disk; [`Error::Damaged`] for a layer or a list that can't be read.
+    pub fn pack(&self, choice: &PackChoice, progress: &dyn Progress) -> Result<PackReport> {
+        let mut report = PackReport::default();
+        let shared = self.shared()?;
+        let reachability = Reachability::take(self)?;
+        let chosen = chosen(&reachability, choice);
+        let known = &mut Known::default();
+        for diff_id in reachability.layers.keys() {
+            // What a list that can't be read has is packed once more.
+            if let Ok(Some(list)) = self.list(diff_id) {
+                known.add(&list);
+            }
+        }
+        let mut layers = Vec::new();
+        for diff_id in &chosen {
+            // One that can't be used is for fsck.
+            layers.extend(self.layer(diff_id)?);
+        }
+        layers.retain(|layer| !self.is_packed(layer));
+        let used = used(&reachability);
+        let (in_use, layers): (Vec<_>, Vec<_>) = layers
+            .into_iter()
+            .partition(|layer| used.contains(&layer.diff_id));
+        report.in_use = in_use.iter().map(|layer| layer.diff_id).collect();
+        progress.event(Event::Phase(Phase::Layers));
+        progress.event(Event::Layers(&transfers(layers.iter())));
+        let mut packed = Vec::new();
+        for layer in layers {
+            let event = |state| {
+                progress.event(Event::Layer {
+                    diff_id: &layer.diff_id,
+                    state,
+                });
+            };
+            let watch = &mut |bytes| event(LayerState::Packed { bytes });
+            match self.pack_layer(&layer, known, watch)? {
+                Some(added) => {
+                    report.added += added;
+                    packed.push(layer.diff_id);
+                    event(LayerState::Done);
+                }
+                None => {
+                    report.incompressible.push(layer.diff_id);
+                    event(LayerState::Present);
+                }
+            }
+        }
+        drop(shared);
+        progress.event(Event::Phase(Phase::Publishing));
+        if !packed.is_empty() {
+            self.remove_images(&packed, &mut report)?;
+        }
+        progress.event(Event::Phase(Phase::Done));
+        Ok(report)
+    }
+
+    /// Makes a layer's list, and a pack of its new chunks. Returns how much both take on disk; `None` if that would be
+    /// as much as its image takes.
+    fn pack_layer(
+        &self,
+        layer: &Layer,
+        known: &mut Known,
+        watch: &mut dyn FnMut(u64),
+    ) -> Result<Option<u64>> {
+        let diff_id = &layer.diff_id;
+        let _lock = Lock::wait(&self.layout.layer_lock(diff_id), Mode::Exclusive)?;
+        if self.has_list(diff_id, layer.record.blocks) && self.list(diff_id).is_ok() {
+            return Ok(Some(0));
+        }
+        let image = File::open(&layer.path).context("open", &layer.path)?;
+        let scratch = Scratch::new(&self.layout.tmp())?;
+        let path = scratch.path(PACK);
+        let out = BufWriter::with_capacity(BUFFER, scratch.create(PACK)?);
+        let packer = Packer::new(out, known).context("write", &path)?;
+        let packed = write(layer, &image, packer, &path, watch)?;
+        let bytes = packed.list.to_bytes();
+        let size = packed.pack.map_or(0, |pack| pack.size) + bytes.len() as u64;
+        if size >= disk_usage(&layer.path)? {
+            return Ok(None);
+        }
+        if let Some(pack) = packed.pack {
+            let out = packed.out.into_inner().map_err(io::Error::from);
+            let out = out.context("write", &path)?;
+            out.sync_all().context("sync", &path)?;
+            durable::publish(&path, &self.layout.pack(&pack.digest))?;
+        }
+        durable::write(&scratch, LIST, &bytes)?;
+        durable::publish(&scratch.path(LIST), &self.layout.list(diff_id))?;
+        known.add(&packed.list);
+        Ok(Some(size))
+    }
+
+    /// Removes the images of layers that have a list, but for those that a sandbox uses by now.
+    fn remove_images(&self, layers: &[Digest], report: &mut PackReport) -> Result<()> {
+        let _exclusive = self.exclusive()?;
+        let reachability = Reachability::take(self)?;
+        let used = used(&reachability);
+        for diff_id in layers {
+            let Some(layer) = self.layer(diff_id)? else {
+                continue;
+            };
+            if used.contains(diff_id) || !self.has_list(diff_id, layer.record.blocks) {
+                report.in_use.push(*diff_id);
+                continue;
+            }
+            report.before += disk_usage(&layer.path)?;
+            durable::remove_file(&layer.path)?;
+            report.packed.push(*diff_id);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the layers that are to be packed.
+fn chosen(reachability: &Reachability, choice: &PackChoice) -> BTreeSet<Digest> {
+    let images = reachability.images.iter();
+    match choice {
+        PackChoice::Images(wanted) => images
+            .filter(|(digest, _)| wanted.contains(digest))
+            .flat_map(|(_, image)| image.layers())
+            .collect(),
+        PackChoice::UnusedFor(time) => {
+            let (idle, busy): (Vec<_>, Vec<_>) =
+                images.partition(|(_, image)| is_unused_for(&image.path, *time));
+            let busy: BTreeSet<_> = busy.iter().flat_map(|(_, image)| image.layers()).collect();
+            let idle = idle.iter().flat_map(|(_, image)| image.layers());
+            idle.filter(|layer| !busy.contains(layer)).collect()
+        }
+    }
+}
+
+/// Returns the layers of images that sandboxes use. With a lease that can't be read, all are.
+fn used(reachability: &Reachability) -> BTreeSet<Digest> {
+    let is_used =
+        |sandboxes: &[String]| !sandboxes.is_empty() || !reachability.unreadable_leases.is_empty();
+    let images = reachability.images.values();
+    images
+        .filter(|image| is_used(&image.sandboxes))
+        .flat_map(super::reachability::ImageEntry::layers)
+        .collect()
+}
+
+/// Returns whether nothing was started from the image in this directory for so long: [`note_use`].
+fn is_unused_for(directory: &Path, time: Duration) -> bool {
+    let used = fs::metadata(directory.join(RECORD)).and_then(|metadata| metadata.modified());
+    let since = used.map(|used| SystemTime::now().duration_since(used).unwrap_or_default());
+    since.is_ok_and(|since| since >= time)
+}
+
+/// Notes that the image in this directory is used: its record's time of modification. Once an hour is enough.
+pub(super) fn note_use(directory: &Path) {
+    const OFTEN: Duration = Duration::from_secs(3600);
+    let path = directory.join(RECORD);
+    if !is_unused_for(directory, OFTEN) {
+        return;
+    }
+    // A store that can't be written to is not packed either.
+    let _ = File::options()
+        .write(true)
+        .open(path)
+        .and_then(|file| file.set_modified(SystemTime::now()));
+}
+
+/// Writes a layer's chunks.
+fn write<'a>(
+    layer: &Layer,
+    image: &File,
+    mut packer: Packer<'a, BufWriter<File>>,
+    path: &Path,
+    watch: &mut dyn FnMut(u64),
+) -> Result<Packed<BufWriter<File>>> {
+    let length = layer.image_size();
+    let starts = file_starts(image, length, &layer.path)?;
+    for (range, is_hole) in extents(image, length).context("read", &layer.path)? {
+        if is_hole {
+            packer.zeros(range.end - range.start);
+            continue;
+        }
+        for part in split(range, &starts) {
+            let mut cut = Cut::new(Part {
+                image,
+                at: part.start,
+                end: part.end,
+            });
+            let mut at = part.start;
+            while let Some(chunk) = cut.next().context("read", &layer.path)? {
+                at += chunk.len() as u64;
+                packer.chunk(chunk).context("write", path)?;
+                watch(at);
+            }
+        }
+    }
+    packer.finish().context("write", path)
+}
+
+/// A part of a file.
+struct Part<'a> {
+    image: &'a File,
+    at: u64,
+    end: u64,
+}
+
+impl Read for Part<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = (self.end - self.at).min(buffer.len() as u64) as usize;
+        let count = self
+            .image
+            .read_at(buffer.get_mut(..most).unwrap_or_default(), self.at)?;
+        if count == 0 && most > 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+/// Returns the parts of a range between which files begin.
+fn split(range: Range<u64>, starts: &[u64]) -> impl Iterator<Item = Range<u64>> {
+    let from = starts.partition_point(|start| *start <= range.start);
+    let to = starts.partition_point(|start| *start < range.end);
+    let inner = starts.get(from..to).unwrap_or_default().iter().copied();
+    let ends = inner.chain([range.end]);
+    ends.scan(range.start, |start, end| {
+        let part = *start..end;
+        *start = end;
+        Some(part)
+    })
+}
+
+/// Returns which parts of a file are data, and which are holes (with true), from its start to `length`.
+fn extents(file: &File, length: u64) -> io::Result<Vec<(Range<u64>, bool)>> {
+    let mut extents = Vec::new();
+    let mut at = 0;
+    while at < length {
+        let data = super::checksum::next_data(file, at)?.min(length);
+        if data > at {
+            extents.push((at..data, true));
+        }
+        let end = match rustix::fs::seek(file, Find::Hole(data)) {
+            Ok(end) => end.clamp(data, length),
+            // Not every filesystem supports holes.
+            Err(_) => length,
+        };
+        if end > data {
+            extents.push((data..end, false));
+        }
+        at = end.max(data);
+        if data == end && data < length {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    Ok(extents)
+}
+
+/// Returns where files' contents begin in an image of `length` bytes at `path`, in ascending order.
+pub(crate) fn file_starts(image: impl ReadAt, length: u64, path: &Path) -> Result<Vec<u64>> {
+    let damaged = |error: micabox_erofs::Error| Error::Damaged {
+        path: path.to_owned(),
+        problem: error.to_string(),
+    };
+    let image = Cached::new(image).context("read", path)?;
+    let reader = Reader::open(image).map_err(damaged)?;
+    let mut starts = Vec::new();
+    reader
+        .walk(|_, inode| {
+            if inode.kind == FileType::Regular {
+                let extents = reader.extents(inode)?;
+                // Those of fsmeta are in other images.
+                let own = extents.iter().filter_map(|extent| extent.address);
+                starts.extend(own.filter(|address| *address < length));
+            }
+            Ok(())
+        })
+        .map_err(damaged)?;
+    starts.sort_unstable();
+    starts.dedup();
+    Ok(starts)
+}

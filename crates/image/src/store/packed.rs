@@ -1,0 +1,197 @@
+//! The packed form of a layer: its image as a list of chunks (`micabox_pack`), which it shares with other layers.
+//!
+//! A layer with a list needs no image of its own: bytes are read from its chunks, and whoever needs a file gets one
+//! that is made of them. An image that a sandbox uses is whole: [`Store::lease`] sees to it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+use micabox_erofs::{BLOCK_SIZE, ReadAt};
+use micabox_pack::{HEADER, List, image_size};
+
+use super::Store;
+use super::durable;
+use super::error::{Context, Error, Result};
+use super::images::Image;
+use super::layers::{IMAGE, Layer, pad_and_sync};
+use super::layout::Layout;
+use super::lock::{Lock, Mode};
+use super::scratch::Scratch;
+use crate::Descriptor;
+use crate::manifest::erofs as names;
+use micabox_oci::Digest;
+use micabox_oci::progress::{self, Event, LayerState, Phase, Progress};
+
+type OpenPack = Box<dyn Fn(&Digest) -> io::Result<File> + Send + Sync>;
+
+/// The bytes of a layer's image: of its file, or of its chunks.
+#[derive(Debug)]
+pub enum LayerImage {
+    /// The file, with its padding.
+    Whole(File),
+    /// Chunks, without padding.
+    Packed(Box<micabox_pack::Image<OpenPack>>),
+}
+
+impl ReadAt for LayerImage {
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            Self::Whole(file) => ReadAt::read_exact_at(file, buffer, offset),
+            Self::Packed(image) => image.read_exact_at(buffer, offset),
+        }
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        match self {
+            Self::Whole(file) => ReadAt::size(file),
+            Self::Packed(image) => Ok(image.list().size()),
+        }
+    }
+}
+
+impl Store {
+    /// Opens a layer's image for reading. Its chunks must not be pruned meanwhile: hold [`Store::shared`], or a lease.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`]; [`Error::Damaged`] if its list is.
+    pub fn open_layer(&self, layer: &Layer) -> Result<LayerImage> {
+        match File::open(&layer.path) {
+            Ok(file) => Ok(LayerImage::Whole(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let list = self.list(&layer.diff_id)?;
+                let list = list.ok_or(error).context("open", &layer.path)?;
+                Ok(LayerImage::Packed(Box::new(self.packed_image(list))))
+            }
+            Err(error) => Err(error).context("open", &layer.path),
+        }
+    }
+
+    /// Returns whether a layer is packed, so that its image's file is missing.
+    #[must_use]
+    pub fn is_packed(&self, layer: &Layer) -> bool {
+        !layer.path.exists()
+    }
+
+    /// Makes files of an image's packed layers, so that machines and the kernel can use them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Damaged`] if a chunk is; [`Error::Full`] and other errors of the disk.
+    pub fn unpack(&self, image: &Image, progress: &dyn Progress) -> Result<()> {
+        let packed = image.layers.iter().filter(|layer| self.is_packed(layer));
+        let packed: Vec<_> = packed.collect();
+        if packed.is_empty() {
+            return Ok(());
+        }
+        progress.event(Event::Phase(Phase::Layers));
+        progress.event(Event::Layers(&transfers(packed.iter().copied())));
+        for layer in packed {
+            let event = |state| {
+                progress.event(Event::Layer {
+                    diff_id: &layer.diff_id,
+                    state,
+                });
+            };
+            self.unpack_layer(layer, &mut |bytes| event(LayerState::Unpacked { bytes }))?;
+            event(LayerState::Done);
+        }
+        progress.event(Event::Phase(Phase::Done));
+        Ok(())
+    }
+
+    fn unpack_layer(&self, layer: &Layer, watch: &mut dyn FnMut(u64)) -> Result<()> {
+        let _shared = self.shared()?;
+        let _lock = Lock::wait(&self.layout.layer_lock(&layer.diff_id), Mode::Exclusive)?;
+        // Another process may have made it meanwhile.
+        if !self.is_packed(layer) {
+            return Ok(());
+        }
+        let list = self.list(&layer.diff_id)?;
+        let list = list.ok_or(Error::NoLayer {
+            diff_id: layer.diff_id,
+        })?;
+        let scratch = Scratch::new(&self.layout.tmp())?;
+        let file = scratch.create(IMAGE)?;
+        self.write_packed(list, &file, &scratch, watch)?;
+        pad_and_sync(&file, layer.blocks, &scratch)?;
+        durable::publish(&scratch.path(IMAGE), &layer.path)
+    }
+
+    /// Writes a packed image into a file in `scratch`, without padding.
+    pub(super) fn write_packed(
+        &self,
+        list: List,
+        file: &File,
+        scratch: &Scratch,
+        watch: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let image = self.packed_image(list);
+        let written = image.write_to(file, &mut |done| {
+            watch(done);
+            true
+        });
+        written.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData | io::ErrorKind::NotFound => Error::Damaged {
+                path: self.layout.packs(),
+                problem: error.to_string(),
+            },
+            _ => Err::<(), _>(error)
+                .context("write the image in", scratch.directory())
+                .unwrap_err(),
+        })
+    }
+
+    /// Returns what a packed layer is made of; `None` if it has no list.
+    pub(super) fn list(&self, diff_id: &Digest) -> Result<Option<List>> {
+        let path = self.layout.list(diff_id);
+        let Some(bytes) = durable::read(&path)? else {
+            return Ok(None);
+        };
+        let list = List::parse(&bytes).map_err(|error| Error::Damaged {
+            path,
+            problem: error.to_string(),
+        })?;
+        Ok(Some(list))
+    }
+
+    fn packed_image(&self, list: List) -> micabox_pack::Image<OpenPack> {
+        let layout = self.layout.clone();
+        let open = move |digest: &Digest| open_pack(&layout, digest);
+        micabox_pack::Image::new(list, Box::new(open))
+    }
+
+    /// Returns whether a layer has a list of an image of so many blocks, as far as its beginning says.
+    pub(super) fn has_list(&self, diff_id: &Digest, blocks: u64) -> bool {
+        let mut header = [0; HEADER];
+        let read =
+            File::open(self.layout.list(diff_id)).and_then(|mut file| file.read_exact(&mut header));
+        let size = read.ok().and_then(|()| image_size(&header));
+        size.is_some_and(|size| size == blocks.saturating_mul(BLOCK_SIZE))
+    }
+}
+
+/// Returns layers' images as progress has them.
+pub(super) fn transfers<'a>(layers: impl Iterator<Item = &'a Layer>) -> Vec<progress::Layer> {
+    let transfer = |layer: &Layer| progress::Layer {
+        diff_id: layer.diff_id,
+        blob: Descriptor {
+            media_type: names::MEDIA_TYPE.to_owned(),
+            digest: layer.diff_id,
+            size: layer.image_size(),
+        },
+    };
+    layers.map(transfer).collect()
+}
+
+fn open_pack(layout: &Layout, digest: &Digest) -> io::Result<File> {
+    let path: PathBuf = layout.pack(digest);
+    File::open(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            let problem = format!("{} is missing", path.display());
+            io::Error::new(io::ErrorKind::NotFound, problem)
+        }
+        _ => error,
+    })
+}

@@ -1,0 +1,147 @@
+//! Packs that layers' lists name: which chunks of them are in use, and removal of the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use micabox_pack::{List, MAGIC};
+
+use super::Store;
+use super::durable;
+use super::error::{Context, Error, Result};
+use super::reachability::PackEntry;
+use super::scratch::Scratch;
+use micabox_oci::{Digest, HashingWriter};
+
+/// What removing chunks that no layer has would free, and which packs it concerns.
+#[derive(Default)]
+pub(super) struct Sweep {
+    /// Packs that no layer names.
+    dead: Vec<PathBuf>,
+    /// Packs that are mostly chunks that no layer has, and are written anew without them: offset and length of those
+    /// that one has.
+    sparse: Vec<(Digest, BTreeMap<u64, u32>)>,
+    /// Bytes on disk that it frees.
+    pub size: u64,
+}
+
+impl Store {
+    /// Plans what is to be removed once only `layers` are left.
+    pub(super) fn sweep<'a>(
+        &self,
+        packs: &BTreeMap<Digest, PackEntry>,
+        layers: impl IntoIterator<Item = &'a Digest>,
+    ) -> Sweep {
+        let mut sweep = Sweep::default();
+        if packs.is_empty() {
+            return sweep;
+        }
+        let mut live: BTreeMap<Digest, BTreeMap<u64, u32>> = BTreeMap::new();
+        for diff_id in layers {
+            // A layer whose list can't be read has no image either.
+            if let Ok(Some(list)) = self.list(diff_id) {
+                note_live(&mut live, &list);
+            }
+        }
+        for (digest, pack) in packs {
+            let Some(chunks) = live.remove(digest) else {
+                sweep.size += pack.bytes;
+                sweep.dead.push(pack.path.clone());
+                continue;
+            };
+            let used: u64 = chunks.values().map(|length| u64::from(*length)).sum();
+            if used < pack.bytes / 2 {
+                sweep.size += pack.bytes.saturating_sub(used.next_multiple_of(4096));
+                sweep.sparse.push((*digest, chunks));
+            }
+        }
+        sweep
+    }
+
+    /// Carries it out. The caller holds the store's lock exclusively, and has removed all other layers.
+    pub(super) fn carry_out_sweep<'a>(
+        &self,
+        sweep: Sweep,
+        layers: impl IntoIterator<Item = &'a Digest> + Clone,
+    ) -> Result<()> {
+        for (digest, chunks) in sweep.sparse {
+            self.rewrite(&digest, &chunks, layers.clone())?;
+        }
+        sweep
+            .dead
+            .iter()
+            .try_for_each(|path| durable::remove_file(path))
+    }
+
+    /// Writes a pack anew with only these chunks, then the lists that name it, and removes it.
+    fn rewrite<'a>(
+        &self,
+        pack: &Digest,
+        chunks: &BTreeMap<u64, u32>,
+        layers: impl IntoIterator<Item = &'a Digest>,
+    ) -> Result<()> {
+        let scratch = Scratch::new(&self.layout.tmp())?;
+        let (path, new) = (self.layout.pack(pack), scratch.path("pack"));
+        let old = File::open(&path).context("open", &path)?;
+        let mut out = HashingWriter::new(BufWriter::new(scratch.create("pack")?));
+        let mut offsets = BTreeMap::new();
+        let mut at = MAGIC.len() as u64;
+        out.write_all(&MAGIC).context("write", &new)?;
+        for (offset, length) in chunks {
+            let mut frame = vec![0; *length as usize];
+            old.read_exact_at(&mut frame, *offset)
+                .context("read", &path)?;
+            out.write_all(&frame).context("write", &new)?;
+            offsets.insert(*offset, at);
+            at += u64::from(*length);
+        }
+        let (out, digest, _) = out.finish();
+        let file = out.into_inner().map_err(std::io::Error::from);
+        let file = file.context("write", &new)?;
+        file.sync_all().context("sync", &new)?;
+        durable::publish(&new, &self.layout.pack(&digest))?;
+        for diff_id in layers {
+            let Ok(Some(list)) = self.list(diff_id) else {
+                continue;
+            };
+            if !list.packs().contains(pack) {
+                continue;
+            }
+            let path = self.layout.list(diff_id);
+            let moved = list.moved(pack, &digest, |offset| offsets.get(&offset).copied());
+            let moved = moved.map_err(|error| Error::Damaged {
+                path: path.clone(),
+                problem: error.to_string(),
+            })?;
+            durable::write(&scratch, &diff_id.hex(), &moved.to_bytes())?;
+            durable::publish(&scratch.path(&diff_id.hex()), &path)?;
+        }
+        durable::remove_file(&path)
+    }
+}
+
+/// Notes which chunks a layer has.
+fn note_live(live: &mut BTreeMap<Digest, BTreeMap<u64, u32>>, list: &List) {
+    for place in list.chunks().iter().filter_map(|chunk| chunk.place) {
+        if let Some(pack) = list.packs().get(place.pack as usize) {
+            let chunks = live.entry(*pack).or_default();
+            chunks.insert(place.offset, place.packed);
+        }
+    }
+}
+
+/// Returns how many bytes a packed layer's chunks take, each counted once.
+pub(super) fn packed_size(list: &List) -> u64 {
+    let mut seen = BTreeSet::new();
+    let places = list.chunks().iter().filter_map(|chunk| chunk.place);
+    let own = places.filter(|place| seen.insert((place.pack, place.offset)));
+    own.map(|place| u64::from(place.packed)).sum()
+}
+
+/// Returns how many bytes of a layer's image are not zeros that take no space.
+pub(super) fn unpacked_size(list: &List) -> u64 {
+    let data = list.chunks().iter().filter(|chunk| chunk.place.is_some());
+    data.map(|chunk| u64::from(chunk.length)).sum()
+}

@@ -1,0 +1,14 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod cut;
+mod image;
+mod known;
+mod list;
+mod packer;
+
+pub use cut::{Cut, LARGEST};
+pub use image::Image;
+pub use known::Known;
+pub use list::{Chunk, HEADER, List, ListError, Place, image_size};
+pub use packer::{MAGIC, Pack, Packed, Packer};
