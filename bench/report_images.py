@@ -348,8 +348,45 @@ def converted(result: dict) -> str:
     return "\n\n".join(parts)
 
 
+def packed(result: dict) -> str:
+    parts = [f"{source(result)} Medians of {result['rounds']} rounds."]
+    space, costs = result["space"], result["costs"]
+    rows = [
+        ["the layers in a registry, gzip", space["gzip"]],
+        ["the store", space["whole"]],
+        ["the store, packed", space["packed"]],
+        *[[f"{name}, of the archives", peer["size"]] for name, peer in result["peers"].items()],
+    ]
+    rows = [[who, f"{size / 1e6:.0f}", f"{size / space['gzip']:.2f}"] for who, size in rows]
+    parts.append(table(["twenty images", "MB", "ratio"], rows))
+    alone = ", ".join(f"{ratio:.2f}" for ratio in space["alone"].values())
+    parts.append(f"One image alone, packed, of its layers in gzip: {alone}.")
+    names = {
+        "pack": "`mica store pack`",
+        "compress": "`zstd -3` of the layers' images",
+        "unpack": "`mica store unpack`",
+        "inflate": "`zstd -d`",
+    }
+    rows = []
+    for who, cost in costs.items():
+        peer = costs["compress" if who in ("pack", "compress") else "inflate"]
+        ratios = [cost["cpu"] / peer["cpu"], cost["wall"] / peer["wall"]]
+        row = [names[who], f"{cost['cpu']:.1f}", f"{cost['wall']:.1f}"]
+        rows.append([*row, *(f"{ratio:.2f}" for ratio in ratios), f"{cost['rss'] / 2**20:.0f}"])
+    for name, cost in result["peers"].items():
+        peer = costs["compress"]
+        ratios = [cost["cpu"] / peer["cpu"], cost["wall"] / peer["wall"]]
+        row = [f"{name}, of the archives", f"{cost['cpu']:.1f}", f"{cost['wall']:.1f}"]
+        rows.append([*row, *(f"{ratio:.2f}" for ratio in ratios), ""])
+    title = f"{result['bytes'] / 1e9:.1f} GB"
+    header = [title, "CPU, s", "wall, s", "CPU ratio", "wall ratio", "memory, MiB"]
+    parts.append(table(header, rows))
+    return "\n\n".join(parts)
+
+
 TABLES = {
     "converted": converted,
+    "packed": packed,
     "ext4": ext4,
     "convert": convert,
     "jail": jail,

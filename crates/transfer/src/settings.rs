@@ -64,6 +64,9 @@ pub struct Settings {
     pub parallel_layers: ParallelLayers,
     /// The file that says which images may be used (containers-policy.json(5)); without it all may.
     pub policy: Option<PathBuf>,
+    /// Days after which images that nothing was started from are packed, in the background of the next pull; without it
+    /// none is.
+    pub pack_unused_days: Option<u32>,
     /// Timeouts and retries.
     pub transfer: Transfer,
     /// Limits on what a layer may cost.
@@ -217,6 +220,7 @@ mod tests {
             defaults.transfer.longest_pause
         );
         assert_eq!(example.limits, defaults.limits);
+        assert_eq!(example.pack_unused_days, Some(14));
         let policy = Path::new("/etc/containers/policy.json");
         assert_eq!(example.policy.as_deref(), Some(policy));
         assert_eq!(

@@ -12,6 +12,7 @@ use micabox_transfer::{
 use serde_json::json;
 
 use crate::commands::convert;
+use crate::commands::store::pack;
 use crate::failure::Failure;
 use crate::output::{print, print_json, warn_json};
 use crate::progress::Reports;
@@ -90,6 +91,7 @@ pub fn execute(args: Args) -> Outcome {
             None
         };
         let image = pull_blocking(&store, &args.image, &options, progress)?;
+        pack::after_pull(&options.settings);
         if let Some(verified) = verified {
             check_same(&args.image, &image, &verified)?;
         }

@@ -1,6 +1,6 @@
 //! `mica store`
 
-mod pack;
+pub mod pack;
 pub mod serve;
 
 use micabox::Mounts;

@@ -180,7 +180,7 @@ fn words(line: &str) -> Vec<OsString> {
 }
 
 /// Every command, and how the text must be shown; empty if none of it is shown.
-const COMMANDS: [(&str, &str); 109] = [
+const COMMANDS: [(&str, &str); 111] = [
     ("ext4 ls disk", SEEN),
     ("ext4 ls disk", BYTES),
     ("ext4 ls -l disk", SEEN),
@@ -275,6 +275,8 @@ const COMMANDS: [(&str, &str); 109] = [
     ("rmi @", LINE),
     ("store fsck", SEEN),
     ("store df", "box"),
+    ("store pack @", LINE),
+    ("store unpack @", LINE),
     ("store prune --dry-run", "freed"),
     ("doctor", "store"),
     ("info", "store"),

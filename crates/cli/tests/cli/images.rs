@@ -325,3 +325,68 @@ fn a_login_is_kept_only_if_the_registry_takes_it() {
         "{err}"
     );
 }
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn a_packed_image_is_used_as_any_other() {
+    let home = Home::new();
+    let saved = |name: &str| {
+        let path = home.path().join(name);
+        home.output(&["save", "-o", path.to_str().unwrap(), "box"])
+            .ok();
+        fs::read(path).unwrap()
+    };
+    let before = saved("before.tar");
+    let pack = |words: &[&str]| {
+        let all = [&["store", "pack", "--json"], words].concat();
+        let report = home.output(&all).json();
+        report["packed"].as_array().unwrap().len()
+    };
+    let packed = pack(&["box"]);
+    assert!(packed > 0);
+    let usage = home.output(&["store", "df", "--json"]).json();
+    assert_eq!(usage["packed_layers"], packed);
+    let table = home.output(&["store", "df"]).ok();
+    assert!(
+        table.contains(&format!("of them {packed} packed")),
+        "{table}"
+    );
+
+    // What needs no file of a layer leaves it packed.
+    assert!(saved("packed.tar") == before);
+    assert!(
+        home.output(&["store", "fsck", "--archives"])
+            .ok()
+            .contains("all well")
+    );
+    home.output(&["inspect", "box"]).ok();
+    assert_eq!(home.output(&["store", "df", "--json"]).json(), usage);
+
+    // A start unpacks it.
+    for flags in [&[][..], &["--backend", "host"]] {
+        let words = [&["run", "--rm"], flags, &["box", "echo", "here"]].concat();
+        let output = home.output(&words);
+        assert_eq!((output.code(), &*output.stdout()), (0, "here\n"));
+        let usage = home.output(&["store", "df", "--json"]).json();
+        assert_eq!(usage["packed_layers"], 0);
+        // Holders of the host's backend keep an image for a while.
+        crate::support::host::kill_holders(&home);
+        home.output(&["ps"]).ok();
+        assert_eq!(pack(&["--all"]), packed);
+    }
+    let place = home.path().join("place");
+    fs::create_dir(&place).unwrap();
+    let place = place.to_str().unwrap();
+    home.output(&["mount", "box", place]).ok();
+    assert!(fs::read_dir(place).unwrap().count() > 0);
+    assert_eq!(pack(&["--all"]), 0, "it is in use");
+    home.output(&["umount", place]).ok();
+    assert_eq!(pack(&["--unused-for", "1h"]), 0);
+    assert_eq!(pack(&["--unused-for", "0"]), packed);
+    assert_eq!(home.output(&["store", "unpack", "box"]).ok(), "");
+    assert!(
+        home.output(&["store", "pack", "box"])
+            .ok()
+            .contains("freed, 0 B added")
+    );
+}

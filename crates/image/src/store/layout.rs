@@ -116,6 +116,11 @@ impl Layout {
         self.locks().join("store")
     }
 
+    /// Returns the lock that is held while layers are packed.
+    pub fn pack_lock(&self) -> PathBuf {
+        self.locks().join("pack")
+    }
+
     /// Returns the lock that is held while a layer is made.
     pub fn layer_lock(&self, diff_id: &Digest) -> PathBuf {
         self.locks().join(format!("layer-{}", diff_id.hex()))

@@ -26,6 +26,9 @@ use super::scratch::Scratch;
 use micabox_oci::Digest;
 use micabox_oci::progress::{Event, LayerState, Phase, Progress};
 
+/// Eighths of the space of a layer's image that its packed form may take: for less gain its next start is not delayed.
+const WORTH: u64 = 7;
+
 const PACK: &str = "pack";
 const LIST: &str = "list";
 const BUFFER: usize = 1 << 20;
@@ -46,7 +49,7 @@ pub struct PackReport {
     pub packed: Vec<Digest>,
     /// Layers that stay whole for now: a sandbox uses an image that has them.
     pub in_use: Vec<Digest>,
-    /// Layers that stay whole: packed, they would take as much space.
+    /// Layers that stay whole: packed, they would take at least seven eighths of the space.
     pub incompressible: Vec<Digest>,
     /// Bytes on disk that the packed layers took.
     pub before: u64,
@@ -66,6 +69,8 @@ impl Store {
     pub fn pack(&self, choice: &PackChoice, progress: &dyn Progress) -> Result<PackReport> {
         let mut report = PackReport::default();
         let shared = self.shared()?;
+        // Two at once would write the same chunks twice.
+        let _lock = Lock::wait(&self.layout.pack_lock(), Mode::Exclusive)?;
         let reachability = Reachability::take(self)?;
         let chosen = chosen(&reachability, choice);
         let known = &mut Known::default();
@@ -118,8 +123,8 @@ impl Store {
         Ok(report)
     }
 
-    /// Makes a layer's list, and a pack of its new chunks. Returns how much both take on disk; `None` if that would be
-    /// as much as its image takes.
+    /// Makes a layer's list, and a pack of its new chunks. Returns how much both take on disk; `None` if that would not be
+    /// [less enough](WORTH) than its image takes.
     fn pack_layer(
         &self,
         layer: &Layer,
@@ -139,7 +144,7 @@ impl Store {
         let packed = write(layer, &image, packer, &path, watch)?;
         let bytes = packed.list.to_bytes();
         let size = packed.pack.map_or(0, |pack| pack.size) + bytes.len() as u64;
-        if size >= disk_usage(&layer.path)? {
+        if size > disk_usage(&layer.path)? / 8 * WORTH {
             return Ok(None);
         }
         if let Some(pack) = packed.pack {

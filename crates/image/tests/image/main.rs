@@ -17,6 +17,7 @@ mod load;
 mod metadata;
 mod mutations;
 mod native_layers;
+mod packed;
 mod private;
 mod processes;
 mod save;

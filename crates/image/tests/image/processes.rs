@@ -9,11 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use micabox_erofs::ReadAt;
 use micabox_image::convert::{Expect, convert_layer};
-use micabox_image::store::{Claim, PruneOptions};
+use micabox_image::progress::Silent;
+use micabox_image::store::{Claim, PackChoice, PruneOptions};
 use micabox_image::{Digest, Limits, Store};
 
 use crate::layer::archive::Archive;
+use crate::layer::image::publish;
 use crate::layer::{TestStore, expect, fast_store, gzip, store};
 
 const ACTION: &str = "MICABOX_TEST_ACTION";
@@ -74,6 +77,14 @@ fn child() {
             );
             io::stdout().flush().unwrap();
             io::stdin().read_line(&mut String::new()).unwrap();
+        }
+        "pack" => {
+            let all = PackChoice::UnusedFor(Duration::ZERO);
+            store.pack(&all, &Silent).unwrap();
+        }
+        "unpack" => {
+            let image = store.image("image").unwrap();
+            store.unpack(&image, &Silent).unwrap();
         }
         "prune" => {
             store.prune(&PruneOptions::default()).unwrap();
@@ -172,6 +183,65 @@ fn killed_at_any_moment_a_conversion_leaves_a_sound_store() {
         assert!(store.layer(&diff_id).unwrap().is_some());
     }
     assert!(done < 100, "no conversion was killed in time");
+}
+
+/// Kills an action at many moments, and returns in how many cases `is_done` was true then. Afterwards the image has its
+/// bytes, whether it is packed or not.
+fn killed_often(action: &str, before: &dyn Fn(&Store), is_done: &dyn Fn(&Store) -> bool) -> usize {
+    let store = fast_store();
+    let image = publish(&store, &[archive()], "image");
+    let path = &image.layers[0].path;
+    let bytes = std::fs::read(path).unwrap();
+    let read = |store: &Store| {
+        let image = store.image("image").unwrap();
+        let layer = store.open_layer(&image.layers[0]).unwrap();
+        let mut bytes = vec![0; ReadAt::size(&layer).unwrap() as usize];
+        layer.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    };
+    before(&store);
+    let started = Instant::now();
+    Process::start(action, &store, &image.layers[0].diff_id).succeed();
+    let whole = started.elapsed();
+    let (mut moment, mut done) = (0.0f64, 0);
+    for _ in 0..40 {
+        before(&store);
+        moment = (moment + 0.618_033_988_75).fract();
+        let process = Process::start(action, &store, &image.layers[0].diff_id);
+        std::thread::sleep(Duration::from_secs_f64(whole.as_secs_f64() * moment));
+        process.kill();
+        assert_clean(&store);
+        let found = read(&store);
+        assert_eq!(found, bytes[..found.len()]);
+        done += usize::from(is_done(&store));
+        store.prune(&PruneOptions::default()).unwrap();
+        assert_clean(&store);
+        assert_eq!(read(&store).len(), found.len());
+    }
+    done
+}
+
+#[test]
+fn killed_at_any_moment_packing_leaves_a_layer_whole_or_packed() {
+    let image = |store: &Store| store.image("image").unwrap();
+    let is_packed = |store: &Store| store.is_packed(&image(store).layers[0]);
+    let unpack = |store: &Store| {
+        store.unpack(&image(store), &Silent).unwrap();
+        let list = image(store).layers[0].path.with_extension("chunks");
+        let _ = std::fs::remove_file(list);
+        store.prune(&PruneOptions::default()).unwrap();
+    };
+    let done = killed_often("pack", &unpack, &is_packed);
+    assert!(done < 40, "it was never killed in time");
+}
+
+#[test]
+fn killed_at_any_moment_unpacking_leaves_a_layer_whole_or_packed() {
+    let all = PackChoice::UnusedFor(Duration::ZERO);
+    let pack = |store: &Store| drop(store.pack(&all, &Silent).unwrap());
+    let is_whole = |store: &Store| !store.is_packed(&store.image("image").unwrap().layers[0]);
+    let done = killed_often("unpack", &pack, &is_whole);
+    assert!(done < 40, "it was never killed in time");
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! `mica store pack` and `mica store unpack`
 
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use micabox_image::Store;
 use micabox_image::store::{PackChoice, PackReport};
+use micabox_transfer::Settings;
 
 use super::counted;
 use crate::Outcome;
@@ -33,6 +36,10 @@ pub struct PackArgs {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+
+    /// This is a process in the background
+    #[arg(long, hide = true)]
+    background: bool,
 }
 
 /// Unpack images now, in place of at their next start
@@ -43,8 +50,34 @@ pub struct UnpackArgs {
     images: Vec<String>,
 }
 
+/// Packs images that were not used for as long as the settings say, in the background.
+pub fn after_pull(settings: &Settings) {
+    let Some(days) = settings.pack_unused_days else {
+        return;
+    };
+    let mut process = Command::new("/proc/self/exe");
+    process.arg0("mica");
+    process.args(["store", "pack", "--background", "--unused-for"]);
+    process.arg(format!("{days}d"));
+    for stream in [Command::stdin, Command::stdout, Command::stderr] {
+        stream(&mut process, Stdio::null());
+    }
+    // What it can't do now, the next pull's does.
+    let _ = process.spawn();
+}
+
+/// Leaves the terminal, the directory that the process was started from, and the processor to others.
+fn to_background() {
+    let _ = rustix::process::setsid();
+    let _ = rustix::process::chdir("/");
+    let _ = rustix::process::nice(19);
+}
+
 /// Packs layers, and prints what that saves.
 pub fn pack(store: &Store, args: &PackArgs) -> Outcome {
+    if args.background {
+        to_background();
+    }
     let (choice, what) = if args.images.is_empty() {
         // All, unless there is a time.
         let time = args.unused_for.unwrap_or_default();

@@ -18,6 +18,7 @@ use micabox_vmm::Acceleration;
 
 use super::confinement::{Cpus, cpus};
 use super::{OrDefault, OrNone, empty_or, mebibytes, platform, zero_or};
+use crate::commands::store::pack;
 use crate::failure::Failure;
 use crate::{bars, output, settings};
 
@@ -149,6 +150,9 @@ impl MachineArgs {
             None => bars::watch(&reference.familiar()),
         };
         let image = pull_blocking(store, &reference, &options, progress)?;
+        if pulls.bound.is_none() {
+            pack::after_pull(&options.settings);
+        }
         self.unpack(store, &image, name, pulls)?;
         Ok(image)
     }

@@ -101,4 +101,10 @@ pub const CASES: &[Case] = &[
     mica("push absent registry.invalid/x", 1, "absent"),
     mica("pull UPPER:::", 2, "UPPER"),
     mica("store fsck {LONG}", 2, "unexpected argument"),
+    mica("store pack", 2, "IMAGE"),
+    mica("store pack absent", 1, "absent"),
+    mica("store pack --all box", 2, "cannot be used with"),
+    mica("store pack --unused-for 1x", 2, "expected a number"),
+    mica("store unpack absent", 1, "absent"),
+    mica("store unpack", 2, "IMAGE"),
 ];
