@@ -4,24 +4,48 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use micabox_oci::Digest;
 
-use crate::list::{List, Place};
+use crate::list::{Frame, List};
 
 /// Packs that are open at a time.
 const OPEN: usize = 64;
 /// Chunks that are kept, of 256 KiB at most: metadata is read in small pieces.
-const KEPT: usize = 16;
+const CHUNKS: usize = 16;
+/// Frames that are kept, of 1 MiB at most: their chunks follow each other in most images.
+const FRAMES: usize = 8;
 
 /// An image that is read from its chunks. Each is checked before a byte of it is returned.
 pub struct Image<O> {
     list: List,
     open: O,
     packs: Mutex<HashMap<Digest, Arc<File>>>,
-    /// Those that were read last, by number, the last one first.
-    kept: Mutex<VecDeque<(usize, Arc<[u8]>)>>,
+    chunks: Mutex<Kept>,
+    frames: Mutex<Kept>,
+}
+
+/// What was read last, by number.
+#[derive(Default)]
+struct Kept(VecDeque<(usize, Arc<Vec<u8>>)>);
+
+impl Kept {
+    fn get(&mut self, number: usize) -> Option<Arc<Vec<u8>>> {
+        let at = self.0.iter().position(|(kept, _)| *kept == number)?;
+        let found = self.0.remove(at)?;
+        let bytes = Arc::clone(&found.1);
+        self.0.push_back(found);
+        Some(bytes)
+    }
+
+    /// Keeps one more, and gives up the one that was not used for longest if there are more than `most`.
+    fn put(&mut self, number: usize, bytes: &Arc<Vec<u8>>, most: usize) {
+        self.0.push_back((number, Arc::clone(bytes)));
+        if self.0.len() > most {
+            self.0.pop_front();
+        }
+    }
 }
 
 impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
@@ -31,7 +55,8 @@ impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
             list,
             open,
             packs: Mutex::default(),
-            kept: Mutex::default(),
+            chunks: Mutex::default(),
+            frames: Mutex::default(),
         }
     }
 
@@ -71,65 +96,74 @@ impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
         Ok(())
     }
 
-    fn kept(&self, number: usize) -> io::Result<Option<Arc<[u8]>>> {
-        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut kept = lock();
-        if let Some(at) = kept.iter().position(|(kept, _)| *kept == number) {
-            let found = kept.remove(at);
-            let bytes = found.as_ref().map(|(_, bytes)| Arc::clone(bytes));
-            kept.extend(found);
-            return Ok(bytes);
+    fn kept(&self, number: usize) -> io::Result<Option<Arc<Vec<u8>>>> {
+        if let Some(bytes) = lock(&self.chunks).get(number) {
+            return Ok(Some(bytes));
         }
-        drop(kept);
-        let Some(bytes) = self.chunk(number)? else {
+        let Some(bytes) = self.with_chunk(number, |bytes| Ok(bytes.to_vec()))? else {
             return Ok(None);
         };
-        let bytes: Arc<[u8]> = bytes.into();
-        let mut kept = lock();
-        if kept.len() >= KEPT {
-            kept.pop_front();
-        }
-        kept.push_back((number, Arc::clone(&bytes)));
+        let bytes = Arc::new(bytes);
+        lock(&self.chunks).put(number, &bytes, CHUNKS);
         Ok(Some(bytes))
     }
 
-    /// Reads and checks a chunk; `None` if it is zeros, or there is none with this number.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Image::read_exact_at`].
-    pub fn chunk(&self, number: usize) -> io::Result<Option<Vec<u8>>> {
+    /// Passes a chunk to `used` once it is checked; returns `None` if it is zeros, or there is none with this number.
+    fn with_chunk<T>(
+        &self,
+        number: usize,
+        used: impl FnOnce(&[u8]) -> io::Result<T>,
+    ) -> io::Result<Option<T>> {
         let chunk = self.list.chunks().get(number);
         let Some((length, place)) = chunk.and_then(|chunk| Some((chunk.length, chunk.place?)))
         else {
             return Ok(None);
         };
-        let damaged = |problem: &str| {
-            let pack = self.list.packs().get(place.pack as usize);
-            let pack = pack.map(ToString::to_string).unwrap_or_default();
-            let at = place.offset;
-            let problem = format!("the chunk at {at} of pack {pack} {problem}");
-            io::Error::new(io::ErrorKind::InvalidData, problem)
-        };
-        let mut frame = vec![0; place.packed as usize];
-        self.pack(&place)?
-            .read_exact_at(&mut frame, place.offset)
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => damaged("is behind its end"),
-                _ => error,
-            })?;
-        let bytes = zstd::bulk::decompress(&frame, length as usize);
-        let bytes = bytes.map_err(|error| damaged(&format!("can't be inflated: {error}")))?;
-        if bytes.len() != length as usize || Digest::of(&bytes) != place.digest {
-            return Err(damaged("has other bytes than its list says"));
+        let (frame, content) = self.frame(place.frame as usize)?;
+        let within = place.within as usize;
+        let bytes = content.get(within..within + length as usize);
+        match bytes.filter(|bytes| Digest::of(bytes) == place.digest) {
+            Some(bytes) => used(bytes).map(Some),
+            None => Err(self.damaged(&frame, "has other bytes than its list says")),
         }
-        Ok(Some(bytes))
     }
 
-    fn pack(&self, place: &Place) -> io::Result<Arc<File>> {
-        let digest = self.list.packs().get(place.pack as usize);
+    /// Reads and inflates a frame.
+    fn frame(&self, number: usize) -> io::Result<(Frame, Arc<Vec<u8>>)> {
+        let frame = *self
+            .list
+            .frames()
+            .get(number)
+            .ok_or(io::ErrorKind::NotFound)?;
+        if let Some(content) = lock(&self.frames).get(number) {
+            return Ok((frame, content));
+        }
+        let mut packed = vec![0; frame.packed as usize];
+        self.pack(&frame)?
+            .read_exact_at(&mut packed, frame.offset)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => self.damaged(&frame, "is behind its end"),
+                _ => error,
+            })?;
+        let content = zstd::bulk::decompress(&packed, frame.length as usize);
+        let content = content
+            .map_err(|error| self.damaged(&frame, &format!("can't be inflated: {error}")))?;
+        let content = Arc::new(content);
+        lock(&self.frames).put(number, &content, FRAMES);
+        Ok((frame, content))
+    }
+
+    fn damaged(&self, frame: &Frame, problem: &str) -> io::Error {
+        let pack = self.list.packs().get(frame.pack as usize);
+        let pack = pack.map(ToString::to_string).unwrap_or_default();
+        let problem = format!("the frame at {} of pack {pack} {problem}", frame.offset);
+        io::Error::new(io::ErrorKind::InvalidData, problem)
+    }
+
+    fn pack(&self, frame: &Frame) -> io::Result<Arc<File>> {
+        let digest = self.list.packs().get(frame.pack as usize);
         let digest = digest.ok_or(io::ErrorKind::NotFound)?;
-        let mut packs = self.packs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut packs = lock(&self.packs);
         if let Some(file) = packs.get(digest) {
             return Ok(Arc::clone(file));
         }
@@ -150,9 +184,7 @@ impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
     pub fn write_to(&self, file: &File, watch: &mut dyn FnMut(u64) -> bool) -> io::Result<()> {
         let mut at = 0;
         for (number, chunk) in self.list.chunks().iter().enumerate() {
-            if let Some(bytes) = self.chunk(number)? {
-                file.write_all_at(&bytes, at)?;
-            }
+            self.with_chunk(number, |bytes| file.write_all_at(bytes, at))?;
             at += u64::from(chunk.length);
             if !watch(at) {
                 return Err(io::ErrorKind::Interrupted.into());
@@ -160,6 +192,10 @@ impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
         }
         file.set_len(at)
     }
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<O> std::fmt::Debug for Image<O> {

@@ -4,34 +4,52 @@ use std::collections::HashMap;
 
 use micabox_oci::Digest;
 
-use crate::list::{List, Place};
+use crate::list::{Frame, List};
 
 /// Chunks that are in packs already, by the digest of their bytes: about 100 bytes of memory for each.
 #[derive(Debug, Clone, Default)]
 pub struct Known {
     packs: Vec<Digest>,
-    /// Their places, with the number of a pack in `packs`.
-    chunks: HashMap<Digest, (Place, u32)>,
+    /// With the number of a pack in `packs`.
+    frames: Vec<Frame>,
+    chunks: HashMap<Digest, Entry>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    /// Number of the frame in [`Known::frames`].
+    frame: usize,
+    within: u32,
+    length: u32,
 }
 
 impl Known {
     /// Adds an image's chunks. The packs that its list names must stay for as long as this is used.
     pub fn add(&mut self, list: &List) {
-        let first = self.packs.len() as u32;
+        let (packs, frames) = (self.packs.len() as u32, self.frames.len());
         self.packs.extend(list.packs());
+        self.frames.extend(list.frames().iter().map(|frame| Frame {
+            pack: packs + frame.pack,
+            ..*frame
+        }));
         for chunk in list.chunks() {
             if let Some(place) = chunk.place {
-                let pack = first + place.pack;
-                let known = (Place { pack, ..place }, chunk.length);
-                self.chunks.entry(place.digest).or_insert(known);
+                let entry = Entry {
+                    frame: frames + place.frame as usize,
+                    within: place.within,
+                    length: chunk.length,
+                };
+                self.chunks.entry(place.digest).or_insert(entry);
             }
         }
     }
 
-    /// Returns the pack that has a chunk of so many bytes, and its place, in which the pack's number means nothing.
-    pub(crate) fn find(&self, digest: &Digest, length: u32) -> Option<(Digest, Place)> {
-        let (place, known) = self.chunks.get(digest)?;
-        let pack = self.packs.get(place.pack as usize)?;
-        (*known == length).then_some((*pack, *place))
+    /// Returns the pack and the frame that have a chunk of so many bytes, and its offset in the frame's content. The
+    /// number of the frame's pack means nothing.
+    pub(crate) fn find(&self, digest: &Digest, length: u32) -> Option<(Digest, Frame, u32)> {
+        let entry = self.chunks.get(digest)?;
+        let frame = self.frames.get(entry.frame)?;
+        let pack = self.packs.get(frame.pack as usize)?;
+        (entry.length == length).then_some((*pack, *frame, entry.within))
     }
 }

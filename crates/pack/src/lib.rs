@@ -10,5 +10,5 @@ mod packer;
 pub use cut::{Cut, LARGEST};
 pub use image::Image;
 pub use known::Known;
-pub use list::{Chunk, HEADER, List, ListError, Place, image_size};
-pub use packer::{MAGIC, Pack, Packed, Packer};
+pub use list::{Chunk, Frame, HEADER, List, ListError, Place, image_size};
+pub use packer::{FRAME, MAGIC, Pack, Packed, Packer};

@@ -6,34 +6,50 @@
 //! |---|---|
 //! | 8 | magic, `mica-cl` and the format's version, 1 |
 //! | 8 | length of the image |
-//! | 4 | number of packs |
-//! | 4 | number of chunks |
+//! | 4, 4, 4 | number of packs, of frames, of chunks |
 //! | 32 for each pack | its digest (SHA-256) |
-//! | 52 for each chunk | digest of its bytes in the image (SHA-256); offset in its pack (8); number of its pack, or `ff ff ff ff` for zeros, which are in none (4); its length in the pack (4); its length in the image (4) |
+//! | 20 for each frame | offset in its pack (8); number of its pack (4); length in the pack (4); length of its content (4) |
+//! | 44 for each chunk | digest of its bytes (SHA-256); number of its frame, or `ff ff ff ff` for zeros, which are in none (4); offset in the frame's content (4); its length (4) |
 //! | 32 | SHA-256 of all before |
 
 use micabox_oci::Digest;
 
 use crate::cut::LARGEST;
+use crate::packer::FRAME;
 
 const MAGIC: [u8; 8] = *b"mica-cl\x01";
 /// Bytes before the digests of packs: enough for [`image_size`].
-pub const HEADER: usize = 24;
+pub const HEADER: usize = 28;
 const DIGEST: usize = 32;
-const CHUNK: usize = DIGEST + 20;
+const FRAME_ENTRY: usize = 20;
+const CHUNK: usize = DIGEST + 12;
 const ZEROS: u32 = u32::MAX;
 
-/// Bytes that a chunk may have in its pack: zstd makes what it can't compress a little longer.
-const LARGEST_PACKED: u32 = LARGEST as u32 + (LARGEST as u32 >> 4);
+/// Bytes that a frame may have in its pack: zstd makes what it can't compress a little longer.
+const LARGEST_PACKED: u32 = FRAME as u32 + (FRAME as u32 >> 4);
 
 /// What an image is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct List {
     size: u64,
     packs: Vec<Digest>,
+    frames: Vec<Frame>,
     chunks: Vec<Chunk>,
     /// The offsets in the image at which chunks begin.
     starts: Vec<u64>,
+}
+
+/// Chunks that were compressed together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// Number of its pack in the list's.
+    pub pack: u32,
+    /// Offset of the zstd frame in the pack.
+    pub offset: u64,
+    /// Length of that frame.
+    pub packed: u32,
+    /// Length of its content, at most [`FRAME`].
+    pub length: u32,
 }
 
 /// A part of an image.
@@ -50,12 +66,10 @@ pub struct Chunk {
 pub struct Place {
     /// Digest of its bytes in the image.
     pub digest: Digest,
-    /// Number of its pack in the list's.
-    pub pack: u32,
-    /// Offset of its zstd frame in the pack.
-    pub offset: u64,
-    /// Length of that frame.
-    pub packed: u32,
+    /// Number of its frame in the list's.
+    pub frame: u32,
+    /// Offset in the frame's content.
+    pub within: u32,
 }
 
 /// Why a list can't be used.
@@ -81,8 +95,24 @@ pub fn image_size(header: &[u8]) -> Option<u64> {
 }
 
 impl List {
-    /// Makes a list of chunks that follow each other. `None` if they are not as [`Chunk`] and [`Place`] say.
-    pub(crate) fn new(packs: Vec<Digest>, chunks: Vec<Chunk>) -> Result<Self, ListError> {
+    /// Makes a list of chunks that follow each other, which have to be as [`Frame`], [`Chunk`] and [`Place`] say.
+    pub(crate) fn new(
+        packs: Vec<Digest>,
+        frames: Vec<Frame>,
+        chunks: Vec<Chunk>,
+    ) -> Result<Self, ListError> {
+        for frame in &frames {
+            let end = frame.offset.checked_add(frame.packed.into());
+            let is_long = frame.packed > LARGEST_PACKED || frame.length as usize > FRAME;
+            if frame.packed == 0 || is_long || end.is_none() {
+                return Err(ListError::Invalid("a frame has a wrong place"));
+            }
+            if frame.pack as usize >= packs.len() {
+                return Err(ListError::Invalid(
+                    "a frame is in a pack that it does not name",
+                ));
+            }
+        }
         let mut starts = Vec::with_capacity(chunks.len());
         let mut size = 0_u64;
         for chunk in &chunks {
@@ -97,19 +127,19 @@ impl List {
             let Some(place) = &chunk.place else {
                 continue;
             };
-            let end = place.offset.checked_add(place.packed.into());
-            if place.packed == 0 || place.packed > LARGEST_PACKED || end.is_none() {
-                return Err(ListError::Invalid("a chunk has a wrong place"));
-            }
-            if place.pack as usize >= packs.len() {
-                return Err(ListError::Invalid(
-                    "a chunk is in a pack that it does not name",
-                ));
+            let frame = frames.get(place.frame as usize);
+            let frame = frame.ok_or(ListError::Invalid(
+                "a chunk is in a frame that is not named",
+            ))?;
+            let end = place.within.checked_add(chunk.length);
+            if end.is_none_or(|end| end > frame.length) {
+                return Err(ListError::Invalid("a chunk is not in its frame"));
             }
         }
         Ok(Self {
             size,
             packs,
+            frames,
             chunks,
             starts,
         })
@@ -132,15 +162,18 @@ impl List {
         }
         let mut fields = Fields(body.get(MAGIC.len()..).unwrap_or_default());
         let size = fields.u64().ok_or_else(invalid)?;
-        let (packs, chunks) = (fields.u32(), fields.u32());
-        let (packs, chunks) = (packs.ok_or_else(invalid)?, chunks.ok_or_else(invalid)?);
-        let wanted = u64::from(packs) * DIGEST as u64 + u64::from(chunks) * CHUNK as u64;
+        let packs = fields.u32().ok_or_else(invalid)?;
+        let frames = fields.u32().ok_or_else(invalid)?;
+        let chunks = fields.u32().ok_or_else(invalid)?;
+        let length = |count: u32, entry: usize| u64::from(count) * entry as u64;
+        let wanted = length(packs, DIGEST) + length(frames, FRAME_ENTRY) + length(chunks, CHUNK);
         if fields.0.len() as u64 != wanted {
             return Err(ListError::Invalid("its length is not that of its chunks"));
         }
         let packs = (0..packs).map_while(|_| fields.digest()).collect();
+        let frames = (0..frames).map_while(|_| fields.frame()).collect();
         let chunks = (0..chunks).map_while(|_| fields.chunk()).collect();
-        let list = Self::new(packs, chunks)?;
+        let list = Self::new(packs, frames, chunks)?;
         if list.size != size {
             return Err(ListError::Invalid(
                 "its chunks are not as long as its image",
@@ -152,27 +185,33 @@ impl List {
     /// Returns the bytes of the list.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let length = HEADER + self.packs.len() * DIGEST + self.chunks.len() * CHUNK + DIGEST;
+        let entries = self.frames.len() * FRAME_ENTRY + self.chunks.len() * CHUNK;
+        let length = HEADER + self.packs.len() * DIGEST + entries + DIGEST;
         let mut bytes = Vec::with_capacity(length);
         bytes.extend(MAGIC);
         bytes.extend(self.size.to_le_bytes());
-        // Neither has more than memory has for them.
-        bytes.extend((self.packs.len() as u32).to_le_bytes());
-        bytes.extend((self.chunks.len() as u32).to_le_bytes());
+        // None has more than memory has for them.
+        for count in [self.packs.len(), self.frames.len(), self.chunks.len()] {
+            bytes.extend((count as u32).to_le_bytes());
+        }
         for pack in &self.packs {
             bytes.extend(pack.as_bytes());
+        }
+        for frame in &self.frames {
+            bytes.extend(frame.offset.to_le_bytes());
+            for number in [frame.pack, frame.packed, frame.length] {
+                bytes.extend(number.to_le_bytes());
+            }
         }
         for chunk in &self.chunks {
             let zeros = Place {
                 digest: Digest::from([0; DIGEST]),
-                pack: ZEROS,
-                offset: 0,
-                packed: 0,
+                frame: ZEROS,
+                within: 0,
             };
             let place = chunk.place.unwrap_or(zeros);
             bytes.extend(place.digest.as_bytes());
-            bytes.extend(place.offset.to_le_bytes());
-            for number in [place.pack, place.packed, chunk.length] {
+            for number in [place.frame, place.within, chunk.length] {
                 bytes.extend(number.to_le_bytes());
             }
         }
@@ -187,7 +226,13 @@ impl List {
         self.size
     }
 
-    /// Returns the packs that its chunks are in.
+    /// Returns the frames that its chunks are in, each once.
+    #[must_use]
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames
+    }
+
+    /// Returns the packs that its frames are in.
     #[must_use]
     pub fn packs(&self) -> &[Digest] {
         &self.packs
@@ -211,7 +256,7 @@ impl List {
         Some((number, *self.starts.get(number)?))
     }
 
-    /// Returns the list with chunks of one pack in another one: `to` gives a frame's new offset by its old one.
+    /// Returns the list with frames of one pack in another one: `to` gives a frame's new offset by its old one.
     ///
     /// # Errors
     ///
@@ -223,14 +268,14 @@ impl List {
         to: impl Fn(u64) -> Option<u64>,
     ) -> Result<Self, ListError> {
         let is_from = |number: u32| self.packs.get(number as usize) == Some(from);
-        let mut chunks = self.chunks.clone();
-        let places = chunks.iter_mut().filter_map(|chunk| chunk.place.as_mut());
-        for place in places.filter(|place| is_from(place.pack)) {
-            let offset = to(place.offset);
-            place.offset = offset.ok_or(ListError::Invalid("a chunk was not moved"))?;
+        let mut frames = self.frames.clone();
+        for frame in frames.iter_mut().filter(|frame| is_from(frame.pack)) {
+            let offset = to(frame.offset);
+            frame.offset = offset.ok_or(ListError::Invalid("a frame was not moved"))?;
         }
         let rename = |digest: &Digest| if digest == from { *pack } else { *digest };
-        Self::new(self.packs.iter().map(rename).collect(), chunks)
+        let packs = self.packs.iter().map(rename).collect();
+        Self::new(packs, frames, self.chunks.clone())
     }
 }
 
@@ -256,18 +301,26 @@ impl Fields<'_> {
         self.take().map(Digest::from)
     }
 
+    fn frame(&mut self) -> Option<Frame> {
+        Some(Frame {
+            offset: self.u64()?,
+            pack: self.u32()?,
+            packed: self.u32()?,
+            length: self.u32()?,
+        })
+    }
+
     fn chunk(&mut self) -> Option<Chunk> {
-        let (digest, offset) = (self.digest()?, self.u64()?);
-        let (pack, packed, length) = (self.u32()?, self.u32()?, self.u32()?);
+        let (digest, frame) = (self.digest()?, self.u32()?);
+        let (within, length) = (self.u32()?, self.u32()?);
         let place = Place {
             digest,
-            pack,
-            offset,
-            packed,
+            frame,
+            within,
         };
         Some(Chunk {
             length,
-            place: (pack != ZEROS).then_some(place),
+            place: (frame != ZEROS).then_some(place),
         })
     }
 }
@@ -279,22 +332,28 @@ mod tests {
     use super::*;
 
     fn list() -> List {
-        let place = |byte: u8, pack, offset| {
+        let frame = |pack, offset| Frame {
+            pack,
+            offset,
+            packed: 10,
+            length: FRAME as u32,
+        };
+        let place = |byte: u8, frame, within| {
             Some(Place {
                 digest: Digest::from([byte; DIGEST]),
-                pack,
-                offset,
-                packed: 10,
+                frame,
+                within,
             })
         };
         let chunk = |length, place| Chunk { length, place };
         let chunks = vec![
             chunk(4096, place(1, 0, 8)),
             chunk(1 << 30, None),
-            chunk(1, place(2, 1, 99)),
+            chunk(1, place(2, 1, FRAME as u32 - 1)),
             chunk(LARGEST as u32, place(1, 0, 8)),
         ];
-        List::new(vec![Digest::of(b"a"), Digest::of(b"b")], chunks).unwrap()
+        let packs = vec![Digest::of(b"a"), Digest::of(b"b")];
+        List::new(packs, vec![frame(0, 8), frame(1, 99)], chunks).unwrap()
     }
 
     #[test]
@@ -312,15 +371,15 @@ mod tests {
     }
 
     #[test]
-    fn chunks_of_a_pack_move_to_another_one() {
+    fn frames_of_a_pack_move_to_another_one() {
         let list = list();
         let new = Digest::of(b"new");
         let moved = list.moved(&list.packs()[0], &new, |at| (at == 8).then_some(500));
         let moved = moved.unwrap();
         assert_eq!(moved.packs(), [new, Digest::of(b"b")]);
-        let offsets = moved.chunks().iter().filter_map(|chunk| chunk.place);
-        let offsets: Vec<_> = offsets.map(|place| place.offset).collect();
-        assert_eq!(offsets, [500, 99, 500]);
+        let offsets: Vec<_> = moved.frames().iter().map(|frame| frame.offset).collect();
+        assert_eq!(offsets, [500, 99]);
+        assert_eq!(moved.chunks(), list.chunks());
         assert!(list.moved(&list.packs()[0], &new, |_| None).is_err());
     }
 
@@ -335,17 +394,24 @@ mod tests {
     #[test]
     fn a_list_that_lies_in_any_field_is_refused() {
         let bytes = list().to_bytes();
-        let chunk = HEADER + 2 * DIGEST;
+        let frame = HEADER + 2 * DIGEST;
+        let chunk = frame + 2 * FRAME_ENTRY;
         for (what, at, value) in [
             ("the image's length", 8, 2),
             ("the number of packs", 16, 3),
             ("the number of packs, large", 19, 0xff),
-            ("the number of chunks", 20, 3),
-            ("a pack", chunk + 40, 2),
-            ("no bytes in the pack", chunk + 44, 0),
-            ("many bytes in the pack", chunk + 47, 1),
-            ("more bytes in the image", chunk + 48, 1),
-            ("many bytes in the image", chunk + 51, 1),
+            ("the number of frames", 20, 3),
+            ("the number of frames, large", 23, 0xff),
+            ("the number of chunks", 24, 3),
+            ("a pack", frame + 8, 2),
+            ("no bytes in the pack", frame + 12, 0),
+            ("many bytes in the pack", frame + 15, 1),
+            ("many bytes in the frame", frame + 19, 1),
+            ("few bytes in the frame", frame + 18, 0),
+            ("a frame", chunk + 32, 2),
+            ("behind the frame", chunk + 39, 1),
+            ("more bytes in the image", chunk + 40, 1),
+            ("many bytes in the image", chunk + 43, 1),
         ] {
             let mut changed = bytes.clone();
             changed[at] = value;

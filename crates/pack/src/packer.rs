@@ -8,11 +8,15 @@ use zstd::bulk::Compressor;
 
 use crate::cut::LARGEST;
 use crate::known::Known;
-use crate::list::{Chunk, List, Place};
+use crate::list::{Chunk, Frame, List, Place};
 
-/// The first bytes of each pack; the last one is the format's version. Chunks follow, each a zstd frame with the length
-/// of its content and without a checksum.
+/// The first bytes of each pack; the last one is the format's version. Frames follow: of zstd, with the length of their
+/// content and without a checksum.
 pub const MAGIC: [u8; 8] = *b"mica-pk\x01";
+
+/// Bytes of a frame's content at most: chunks that follow each other are compressed together, so that small files take
+/// no more than in an archive.
+pub const FRAME: usize = 1 << 20;
 
 /// zstd's level of compression.
 const LEVEL: i32 = 3;
@@ -27,10 +31,17 @@ pub struct Packer<'a, W> {
     compressor: Compressor<'static>,
     /// Bytes of the pack so far.
     at: u64,
+    /// Content of the frame that is not written yet.
+    content: Vec<u8>,
+    /// That frame's number, if it has content.
+    current: Option<u32>,
     /// Chunks of this pack.
     own: HashMap<Digest, Place>,
     /// Other packs that have chunks of this image, with their numbers in the list; the pack itself has number 0.
     others: HashMap<Digest, u32>,
+    frames: Vec<Frame>,
+    /// Numbers of frames of other packs.
+    known_frames: HashMap<Frame, u32>,
     chunks: Vec<Chunk>,
 }
 
@@ -71,8 +82,12 @@ impl<'a, W: Write> Packer<'a, W> {
             known,
             compressor,
             at: MAGIC.len() as u64,
+            content: Vec::with_capacity(FRAME),
+            current: None,
             own: HashMap::new(),
             others: HashMap::new(),
+            frames: Vec::new(),
+            known_frames: HashMap::new(),
             chunks: Vec::new(),
         })
     }
@@ -89,12 +104,12 @@ impl<'a, W: Write> Packer<'a, W> {
         let (digest, length) = (Digest::of(bytes), bytes.len() as u32);
         let place = match (self.own.get(&digest), self.known.find(&digest, length)) {
             (Some(place), _) => *place,
-            (None, Some((pack, place))) => {
-                let next = self.others.len() as u32 + 1;
-                let pack = *self.others.entry(pack).or_insert(next);
-                Place { pack, ..place }
-            }
-            (None, None) => self.write(digest, bytes)?,
+            (None, Some((pack, frame, within))) => Place {
+                digest,
+                frame: self.known_frame(pack, frame),
+                within,
+            },
+            (None, None) => self.add(digest, bytes)?,
         };
         self.chunks.push(Chunk {
             length,
@@ -103,18 +118,53 @@ impl<'a, W: Write> Packer<'a, W> {
         Ok(())
     }
 
-    fn write(&mut self, digest: Digest, bytes: &[u8]) -> io::Result<Place> {
-        let frame = self.compressor.compress(bytes)?;
-        self.out.write_all(&frame)?;
+    /// Returns the number of a frame of another pack.
+    fn known_frame(&mut self, pack: Digest, frame: Frame) -> u32 {
+        let next = self.others.len() as u32 + 1;
+        let pack = *self.others.entry(pack).or_insert(next);
+        let frame = Frame { pack, ..frame };
+        *self.known_frames.entry(frame).or_insert_with(|| {
+            self.frames.push(frame);
+            self.frames.len() as u32 - 1
+        })
+    }
+
+    /// Adds a chunk to the frame that is not written yet.
+    fn add(&mut self, digest: Digest, bytes: &[u8]) -> io::Result<Place> {
+        if self.content.len() + bytes.len() > FRAME {
+            self.end_frame()?;
+        }
+        let frame = *self.current.get_or_insert_with(|| {
+            self.frames.push(Frame {
+                pack: 0,
+                offset: self.at,
+                packed: 0,
+                length: 0,
+            });
+            self.frames.len() as u32 - 1
+        });
         let place = Place {
             digest,
-            pack: 0,
-            offset: self.at,
-            packed: frame.len() as u32,
+            frame,
+            within: self.content.len() as u32,
         };
-        self.at += frame.len() as u64;
+        self.content.extend(bytes);
         self.own.insert(digest, place);
         Ok(place)
+    }
+
+    fn end_frame(&mut self) -> io::Result<()> {
+        let current = self.current.take();
+        let Some(frame) = current.and_then(|number| self.frames.get_mut(number as usize)) else {
+            return Ok(());
+        };
+        let packed = self.compressor.compress(&self.content)?;
+        self.out.write_all(&packed)?;
+        frame.packed = packed.len() as u32;
+        frame.length = self.content.len() as u32;
+        self.at += packed.len() as u64;
+        self.content.clear();
+        Ok(())
     }
 
     /// Adds so many zeros, which take no space.
@@ -133,8 +183,9 @@ impl<'a, W: Write> Packer<'a, W> {
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::FileTooLarge`] if it has more bytes than a number.
+    /// The output's; [`io::ErrorKind::FileTooLarge`] if the image has more bytes than a number.
     pub fn finish(mut self) -> io::Result<Packed<W>> {
+        self.end_frame()?;
         let (out, digest, size) = self.out.finish();
         let pack = (!self.own.is_empty()).then_some(Pack { digest, size });
         let mut others: Vec<_> = self.others.into_iter().collect();
@@ -143,13 +194,9 @@ impl<'a, W: Write> Packer<'a, W> {
         let packs = pack.map(|pack| pack.digest).into_iter().chain(others);
         if pack.is_none() {
             // Number 0 is no one's.
-            let places = self
-                .chunks
-                .iter_mut()
-                .filter_map(|chunk| chunk.place.as_mut());
-            places.for_each(|place| place.pack -= 1);
+            self.frames.iter_mut().for_each(|frame| frame.pack -= 1);
         }
-        let list = List::new(packs.collect(), self.chunks)
+        let list = List::new(packs.collect(), self.frames, self.chunks)
             .map_err(|error| io::Error::new(io::ErrorKind::FileTooLarge, error))?;
         Ok(Packed { list, pack, out })
     }

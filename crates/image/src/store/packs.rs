@@ -1,6 +1,6 @@
-//! Packs that layers' lists name: which chunks of them are in use, and removal of the others.
+//! Packs that layers' lists name: which frames of them are in use, and removal of the others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
@@ -15,13 +15,13 @@ use super::reachability::PackEntry;
 use super::scratch::Scratch;
 use micabox_oci::{Digest, HashingWriter};
 
-/// What removing chunks that no layer has would free, and which packs it concerns.
+/// What removing frames of which no layer has a chunk would free, and which packs it concerns.
 #[derive(Default)]
 pub(super) struct Sweep {
     /// Packs that no layer names.
     dead: Vec<PathBuf>,
-    /// Packs that are mostly chunks that no layer has, and are written anew without them: offset and length of those
-    /// that one has.
+    /// Packs that are mostly frames of which no layer has a chunk, and are written anew without them: offset and length
+    /// of the others.
     sparse: Vec<(Digest, BTreeMap<u64, u32>)>,
     /// Bytes on disk that it frees.
     pub size: u64,
@@ -46,15 +46,15 @@ impl Store {
             }
         }
         for (digest, pack) in packs {
-            let Some(chunks) = live.remove(digest) else {
+            let Some(frames) = live.remove(digest) else {
                 sweep.size += pack.bytes;
                 sweep.dead.push(pack.path.clone());
                 continue;
             };
-            let used: u64 = chunks.values().map(|length| u64::from(*length)).sum();
+            let used: u64 = frames.values().map(|length| u64::from(*length)).sum();
             if used < pack.bytes / 2 {
                 sweep.size += pack.bytes.saturating_sub(used.next_multiple_of(4096));
-                sweep.sparse.push((*digest, chunks));
+                sweep.sparse.push((*digest, frames));
             }
         }
         sweep
@@ -66,8 +66,8 @@ impl Store {
         sweep: Sweep,
         layers: impl IntoIterator<Item = &'a Digest> + Clone,
     ) -> Result<()> {
-        for (digest, chunks) in sweep.sparse {
-            self.rewrite(&digest, &chunks, layers.clone())?;
+        for (digest, frames) in sweep.sparse {
+            self.rewrite(&digest, &frames, layers.clone())?;
         }
         sweep
             .dead
@@ -75,11 +75,11 @@ impl Store {
             .try_for_each(|path| durable::remove_file(path))
     }
 
-    /// Writes a pack anew with only these chunks, then the lists that name it, and removes it.
+    /// Writes a pack anew with only these frames, then the lists that name it, and removes it.
     fn rewrite<'a>(
         &self,
         pack: &Digest,
-        chunks: &BTreeMap<u64, u32>,
+        frames: &BTreeMap<u64, u32>,
         layers: impl IntoIterator<Item = &'a Digest>,
     ) -> Result<()> {
         let scratch = Scratch::new(&self.layout.tmp())?;
@@ -89,7 +89,7 @@ impl Store {
         let mut offsets = BTreeMap::new();
         let mut at = MAGIC.len() as u64;
         out.write_all(&MAGIC).context("write", &new)?;
-        for (offset, length) in chunks {
+        for (offset, length) in frames {
             let mut frame = vec![0; *length as usize];
             old.read_exact_at(&mut frame, *offset)
                 .context("read", &path)?;
@@ -122,22 +122,20 @@ impl Store {
     }
 }
 
-/// Notes which chunks a layer has.
+/// Notes which frames a layer has chunks in.
 fn note_live(live: &mut BTreeMap<Digest, BTreeMap<u64, u32>>, list: &List) {
-    for place in list.chunks().iter().filter_map(|chunk| chunk.place) {
-        if let Some(pack) = list.packs().get(place.pack as usize) {
-            let chunks = live.entry(*pack).or_default();
-            chunks.insert(place.offset, place.packed);
+    for frame in list.frames() {
+        if let Some(pack) = list.packs().get(frame.pack as usize) {
+            let frames = live.entry(*pack).or_default();
+            frames.insert(frame.offset, frame.packed);
         }
     }
 }
 
-/// Returns how many bytes a packed layer's chunks take, each counted once.
+/// Returns how many bytes the frames take that a packed layer has chunks in.
 pub(super) fn packed_size(list: &List) -> u64 {
-    let mut seen = BTreeSet::new();
-    let places = list.chunks().iter().filter_map(|chunk| chunk.place);
-    let own = places.filter(|place| seen.insert((place.pack, place.offset)));
-    own.map(|place| u64::from(place.packed)).sum()
+    let frames = list.frames().iter();
+    frames.map(|frame| u64::from(frame.packed)).sum()
 }
 
 /// Returns how many bytes of a layer's image are not zeros that take no space.
