@@ -44,7 +44,7 @@ impl<R: Read> Cut<R> {
     /// # Errors
     ///
     /// The part's.
-    pub fn next(&mut self) -> io::Result<Option<&[u8]>> {
+    pub fn next_chunk(&mut self) -> io::Result<Option<&[u8]>> {
         if !self.is_whole && self.buffer.len() - self.used <= LARGEST {
             self.buffer.drain(..self.used);
             self.used = 0;
@@ -84,7 +84,7 @@ mod tests {
     fn cut(mut part: &[u8]) -> Vec<Vec<u8>> {
         let mut cut = Cut::new(&mut part);
         let mut chunks = Vec::new();
-        while let Some(chunk) = cut.next().unwrap() {
+        while let Some(chunk) = cut.next_chunk().unwrap() {
             chunks.push(chunk.to_vec());
         }
         chunks

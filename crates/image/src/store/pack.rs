@@ -252,7 +252,7 @@ fn write<'a>(
                 end: part.end,
             });
             let mut at = part.start;
-            while let Some(chunk) = cut.next().context("read", &layer.path)? {
+            while let Some(chunk) = cut.next_chunk().context("read", &layer.path)? {
                 at += chunk.len() as u64;
                 packer.chunk(chunk).context("write", path)?;
                 watch(at);
