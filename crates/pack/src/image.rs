@@ -65,6 +65,17 @@ impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
         &self.list
     }
 
+    /// Returns the offset of the next byte that isn't in a hole, from `at` on; the image's length if there is none.
+    pub fn next_data(&self, at: u64) -> u64 {
+        let Some((number, _)) = self.list.find(at) else {
+            return self.list.size();
+        };
+        let chunks = self.list.chunks().iter().enumerate().skip(number);
+        let mut data = chunks.filter(|(_, chunk)| chunk.place.is_some());
+        let start = data.next().and_then(|(number, _)| self.list.start(number));
+        start.map_or(self.list.size(), |start| start.max(at))
+    }
+
     /// Fills `buffer` from `offset`, in bytes.
     ///
     /// # Errors

@@ -256,6 +256,11 @@ impl List {
         Some((number, *self.starts.get(number)?))
     }
 
+    /// Returns the offset in the image at which a chunk begins.
+    pub(crate) fn start(&self, number: usize) -> Option<u64> {
+        self.starts.get(number).copied()
+    }
+
     /// Returns the list with frames of one pack in another one: `to` gives a frame's new offset by its old one.
     ///
     /// # Errors

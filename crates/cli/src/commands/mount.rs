@@ -21,9 +21,9 @@ use crate::{Outcome, settings};
 
 /// Mount an image, a sandbox's disk, a snapshot, a filesystem in a file or a directory, to look into it
 ///
-/// Nothing boots, and nothing is unpacked. A sandbox is shown as it is now; it may run on. The tree is
-/// there until `mica umount`; with a command, for as long as the command runs in it, whose code mica exits
-/// with. Without arguments, mica lists what is mounted.
+/// Nothing boots, and nothing is copied; only a packed image (`mica store pack`) becomes whole. A sandbox is shown as
+/// it is now; it may run on. The tree is there until `mica umount`; with a command, for as long as the command runs in
+/// it, whose code mica exits with. Without arguments, mica lists what is mounted.
 ///
 /// A jailed process of mica's reads the files, and answers the kernel (FUSE). If root mounts an image, the
 /// kernel reads it itself where it can. As a user who is not root this needs `fusermount3`; without it,

@@ -11,9 +11,8 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
-use micabox_erofs::BLOCK_SIZE;
+use micabox_erofs::{BLOCK_SIZE, ReadAt};
 use rustix::fs::SeekFrom as Find;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -32,13 +31,23 @@ impl Checksum {
     /// Computes the checksum of the first `length` bytes of a stored image: all but its padding.
     /// Moves the file's cursor.
     pub(crate) fn of_file(file: &File, length: u64) -> io::Result<Self> {
+        Self::of(file, length, |at| next_data(file, at))
+    }
+
+    /// Computes the checksum of the first `length` bytes of an image. `next_data` returns the offset of the next byte
+    /// that isn't in a hole, from one on.
+    pub(crate) fn of(
+        image: &impl ReadAt,
+        length: u64,
+        next_data: impl Fn(u64) -> io::Result<u64>,
+    ) -> io::Result<Self> {
         let mut hasher = Hasher::new();
         let mut buffer = vec![0; BUFFER];
         let mut at = 0;
         while at < length {
-            at = next_data(file, at)? / BLOCK_SIZE * BLOCK_SIZE;
+            at = next_data(at)? / BLOCK_SIZE * BLOCK_SIZE;
             let count = length.saturating_sub(at).min(BUFFER as u64) as usize;
-            file.read_exact_at(&mut buffer[..count], at)?;
+            image.read_exact_at(&mut buffer[..count], at)?;
             hasher.write(at, &buffer[..count])?;
             at += count as u64;
         }
@@ -237,6 +246,8 @@ impl Read for ChecksummedFile {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     fn written(pieces: &[(u64, &[u8])]) -> (File, Checksum) {
@@ -305,7 +316,7 @@ mod tests {
         let length = file.metadata().unwrap().len();
         for at in [0, 3, 4095, 4096, 299_999, length - 1] {
             let mut byte = [0];
-            file.read_exact_at(&mut byte, at).unwrap();
+            ReadAt::read_exact_at(&file, &mut byte, at).unwrap();
             file.write_all_at(&[byte[0] ^ 1], at).unwrap();
             assert_ne!(Checksum::of_file(&file, length).unwrap(), checksum, "{at}");
             file.write_all_at(&byte, at).unwrap();

@@ -150,15 +150,19 @@ pub(crate) trait Context<T> {
 
 impl<T> Context<T> for io::Result<T> {
     fn context(self, action: &'static str, path: &Path) -> Result<T> {
-        self.map_err(|source| match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::Full {
-                path: path.to_owned(),
-            },
-            _ => Error::Io {
-                action,
-                path: path.to_owned(),
-                source,
-            },
-        })
+        self.map_err(|source| explain(source, action, path))
+    }
+}
+
+/// Returns the store's error for one of the system's.
+pub(crate) fn explain(source: io::Error, action: &'static str, path: &Path) -> Error {
+    let path = path.to_owned();
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::Full { path },
+        _ => Error::Io {
+            action,
+            path,
+            source,
+        },
     }
 }

@@ -9,15 +9,15 @@ use micabox_erofs::{BLOCK_SIZE, Cached, Reader, check};
 use serde::Serialize;
 
 use super::Store;
-use super::checksum::Checksum;
 use super::durable;
 use super::error::{Context, Error, Result};
 use super::images::{self, CONFIG, FIXUP, FSMETA, FileRecord, MANIFEST, VMDK};
-use super::layers::{IMAGE, Layer, LayerRecord, RecipeRecord, padded_blocks};
+use super::layers::{Layer, LayerRecord, RecipeRecord, padded_blocks};
 use super::layout::{IMAGE_FROM_VIEW, VIEWS};
+use super::packed::{LayerImage, is_damage};
 use super::prune::remove_directory;
 use super::reachability::{ImageEntry, LayerEntry, Reachability};
-use super::scratch::{Leftover, Scratch};
+use super::scratch::Leftover;
 use super::trimmed::{VIEW, ViewRecord};
 use crate::identity;
 use micabox_oci::{Digest, HashingWriter};
@@ -85,7 +85,7 @@ pub enum Repair {
 impl std::fmt::Display for Repair {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::RemoveLayer => "remove the layer, so that the next pull fetches it again",
+            Self::RemoveLayer => "remove the layer, so that the next pull or load brings it again",
             Self::RemoveImage => "remove the image and its names, so that it can be pulled again",
             Self::RemoveList => "remove the packed form; the layer stays",
             Self::RemoveView => "remove the trimmed view, which the next start makes again",
@@ -220,7 +220,7 @@ impl Fsck<'_> {
             }
             (image, Some(record)) => {
                 self.report.layers += 1;
-                match self.layer_problem(diff_id, layer, record) {
+                match self.layer_problem(diff_id, layer, record)? {
                     Ok(()) => {
                         self.sound_layers.insert(*diff_id);
                         return self.list(diff_id, layer);
@@ -241,58 +241,61 @@ impl Fsck<'_> {
         let (Some(path), Some(_)) = (&layer.list, &layer.image) else {
             return Ok(());
         };
-        let scratch = self.store.scratch()?;
-        match self.unpacked(diff_id, &scratch) {
-            Ok(_) => Ok(()),
+        let Some(sound) = self.store.layer(diff_id)? else {
+            return Ok(());
+        };
+        let record = FileRecord::from(&sound.record);
+        let uuid = identity::layer_uuid(sound.identity());
+        match self.packed(diff_id, &record, uuid)? {
+            Ok(()) => Ok(()),
             Err(problem) => self.finding(path, problem, Repair::RemoveList, |_| {
                 durable::remove_file(path)
             }),
         }
     }
 
-    /// Makes a packed layer's image of its chunks, which checks each. Returns the file.
-    fn unpacked(
-        &mut self,
-        diff_id: &Digest,
-        scratch: &Scratch,
-    ) -> std::result::Result<(File, PathBuf), String> {
-        let as_text = |error: Error| error.to_string();
-        let list = self.store.list(diff_id).map_err(as_text)?;
-        let list = list.ok_or("its list of chunks is missing")?;
-        self.report.bytes += list.size();
-        let file = scratch.create(IMAGE).map_err(as_text)?;
-        let written = self.store.write_packed(list, &file, scratch, &mut |_| {});
-        written.map_err(as_text)?;
-        Ok((file, scratch.path(IMAGE)))
-    }
-
-    fn layer_problem(&mut self, diff_id: &Digest, layer: &LayerEntry, record: &Path) -> Found {
-        let record: LayerRecord = durable::read_json(record)
-            .map_err(|error| error.to_string())?
-            .ok_or("its record is missing")?;
-        check_format(record.format)?;
-        if record.diff_id != *diff_id {
-            return Err(format!("its record is of layer {}", record.diff_id));
-        }
-        let file = FileRecord {
-            blocks: record.blocks,
-            checksum: record.checksum,
+    /// Checks a packed layer's image, which reads all of its chunks. What can't be read for a reason that is no damage is
+    /// an error, and removes nothing.
+    fn packed(&mut self, diff_id: &Digest, record: &FileRecord, uuid: [u8; 16]) -> Result<Found> {
+        let list = match self.store.list(diff_id) {
+            Ok(Some(list)) => list,
+            Ok(None) => return Ok(Err("its list of chunks is missing".to_owned())),
+            Err(error @ Error::Damaged { .. }) => return Ok(Err(error.to_string())),
+            Err(error) => return Err(error),
         };
-        let uuid = identity::layer_uuid(record.identity());
-        match (&layer.image, &layer.list) {
-            (Some(image), _) => self.image_file(image, &file, uuid)?,
-            (None, None) => return Err("its image is missing".to_owned()),
-            (None, Some(_)) => {
-                let scratch = self.store.scratch().map_err(|error| error.to_string())?;
-                let (unpacked, path) = self.unpacked(diff_id, &scratch)?;
-                let length = record.padded_blocks() * BLOCK_SIZE;
-                unpacked
-                    .set_len(length)
-                    .map_err(|error| error.to_string())?;
-                self.image_file(&path, &file, uuid)?;
+        let size = list.size();
+        if size != record.blocks * BLOCK_SIZE {
+            return Ok(Err("its list is that of another image".to_owned()));
+        }
+        let image = LayerImage::Packed(Box::new(self.store.packed_image(list)));
+        let found = self.bytes(&image, record, uuid);
+        match found {
+            Ok(found) => Ok(found),
+            Err(error) if is_damage(&error) => Ok(Err(error.to_string())),
+            Err(error) => {
+                Err(error).context("read the chunks of", &self.store.layout.list(diff_id))
             }
         }
-        self.recipe(diff_id, record.recipe.as_ref())
+    }
+
+    fn layer_problem(
+        &mut self,
+        diff_id: &Digest,
+        layer: &LayerEntry,
+        record: &Path,
+    ) -> Result<Found> {
+        let record = match layer_record(diff_id, record) {
+            Ok(record) => record,
+            Err(problem) => return Ok(Err(problem)),
+        };
+        let file = FileRecord::from(&record);
+        let uuid = identity::layer_uuid(record.identity());
+        let found = match (&layer.image, &layer.list) {
+            (Some(image), _) => self.image_file(image, &file, uuid),
+            (None, None) => Err("its image is missing".to_owned()),
+            (None, Some(_)) => self.packed(diff_id, &file, uuid)?,
+        };
+        Ok(found.and_then(|()| self.recipe(diff_id, record.recipe.as_ref())))
     }
 
     /// Checks a layer's recipe, and rebuilds the archive from it if `archives` is set.
@@ -339,37 +342,25 @@ impl Fsck<'_> {
         if size != expected {
             return Err(format!("it has {size} bytes instead of {expected}"));
         }
+        let found = self.bytes(&LayerImage::Whole(file), record, uuid);
+        found.context("read", path).map_err(as_text)?
+    }
+
+    /// Checks the bytes and the structure of a filesystem image.
+    fn bytes(
+        &mut self,
+        image: &LayerImage,
+        record: &FileRecord,
+        uuid: [u8; 16],
+    ) -> io::Result<Found> {
         let length = record.blocks * BLOCK_SIZE;
-        let checksum = Checksum::of_file(&file, length)
-            .context("read", path)
-            .map_err(as_text)?;
+        let checksum = image.checksum(length)?;
         self.report.bytes += length;
         if checksum != record.checksum {
-            return Err(format!(
-                "its checksum is {checksum} instead of {}",
-                record.checksum
-            ));
+            let problem = format!("its checksum is {checksum} instead of {}", record.checksum);
+            return Ok(Err(problem));
         }
-        let source = Cached::new(file).context("read", path).map_err(as_text)?;
-        let reader = Reader::open(&source).map_err(|error| error.to_string())?;
-        if reader.uuid() != uuid {
-            return Err("its UUID is another image's".to_owned());
-        }
-        let problems = check::check(&source);
-        match problems.len() {
-            0 => Ok(()),
-            count => {
-                let mut text: Vec<_> = problems
-                    .iter()
-                    .take(PROBLEMS_MAX)
-                    .map(ToString::to_string)
-                    .collect();
-                if count > PROBLEMS_MAX {
-                    text.push(format!("and {} more", count - PROBLEMS_MAX));
-                }
-                Err(text.join("; "))
-            }
-        }
+        Ok(structure(&Cached::new(image)?, uuid))
     }
 
     fn image(&mut self, digest: &Digest, image: &ImageEntry) -> Result<()> {
@@ -508,5 +499,40 @@ fn check_format(format: u32) -> Found {
             "it was made in format {format}; this version of Micabox has {}",
             identity::FORMAT
         ))
+    }
+}
+
+/// Returns the record of a layer, if it is one.
+fn layer_record(diff_id: &Digest, path: &Path) -> std::result::Result<LayerRecord, String> {
+    let record: LayerRecord = durable::read_json(path)
+        .map_err(|error| error.to_string())?
+        .ok_or("its record is missing")?;
+    check_format(record.format)?;
+    if record.diff_id != *diff_id {
+        return Err(format!("its record is of layer {}", record.diff_id));
+    }
+    Ok(record)
+}
+
+/// Checks the structure of a filesystem image.
+fn structure(image: &Cached<&LayerImage>, uuid: [u8; 16]) -> Found {
+    let reader = Reader::open(image).map_err(|error| error.to_string())?;
+    if reader.uuid() != uuid {
+        return Err("its UUID is another image's".to_owned());
+    }
+    let problems = check::check(image);
+    match problems.len() {
+        0 => Ok(()),
+        count => {
+            let mut text: Vec<_> = problems
+                .iter()
+                .take(PROBLEMS_MAX)
+                .map(ToString::to_string)
+                .collect();
+            if count > PROBLEMS_MAX {
+                text.push(format!("and {} more", count - PROBLEMS_MAX));
+            }
+            Err(text.join("; "))
+        }
     }
 }

@@ -11,10 +11,11 @@ use serde::{Deserialize, Serialize};
 use super::checksum::Checksum;
 use super::durable;
 use super::error::{Context, Error, Result};
-use super::layers::{Layer, padded_blocks};
+use super::layers::{Layer, LayerRecord, padded_blocks};
 use super::layout;
 use super::lock::{Lock, Mode};
 use super::merged;
+use super::pack;
 use super::references::{Origin, check_digest};
 use super::scratch::Scratch;
 use super::vmdk::{self, Extent};
@@ -123,6 +124,15 @@ pub(crate) struct FileRecord {
     /// Length in blocks without padding.
     pub blocks: u64,
     pub checksum: Checksum,
+}
+
+impl From<&LayerRecord> for FileRecord {
+    fn from(record: &LayerRecord) -> Self {
+        Self {
+            blocks: record.blocks,
+            checksum: record.checksum,
+        }
+    }
 }
 
 impl Store {
@@ -342,6 +352,7 @@ impl Store {
             };
             self.make_image(&documents, &layers)?;
         }
+        pack::note_use(&self.layout.image(&digest));
         drop(lock);
         for reference in references {
             self.write_tag(reference, &digest, &origin.signers)?;

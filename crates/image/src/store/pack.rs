@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use micabox_erofs::format::FileType;
-use micabox_erofs::{Cached, ReadAt, Reader};
-use micabox_pack::{Cut, Known, Packed, Packer};
+use micabox_erofs::{BLOCK_SIZE, Cached, ReadAt, Reader};
+use micabox_pack::{Cut, Known, List, Packed, Packer};
 use rustix::fs::SeekFrom as Find;
 use serde::Serialize;
 
@@ -26,8 +26,8 @@ use super::scratch::Scratch;
 use micabox_oci::Digest;
 use micabox_oci::progress::{Event, LayerState, Phase, Progress};
 
-/// Eighths of the space of a layer's image that its packed form may take: for less gain its next start is not delayed.
-const WORTH: u64 = 7;
+/// Bytes that packing a layer saves at least, beside an eighth of its space: for less its next start is not delayed.
+const LEAST: u64 = 64 << 10;
 
 const PACK: &str = "pack";
 const LIST: &str = "list";
@@ -42,59 +42,73 @@ pub enum PackChoice {
     UnusedFor(Duration),
 }
 
+/// What packing does while other processes use the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// It waits until none does.
+    Wait,
+    /// It leaves to the next packing what it can't do now.
+    None,
+}
+
 /// What was packed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct PackReport {
     /// Layers that are packed now, and have no image of their own any more.
     pub packed: Vec<Digest>,
-    /// Layers that stay whole for now: a sandbox uses an image that has them.
+    /// Layers that stay whole for now: a sandbox, a snapshot or a mount has a lease of an image that has them.
     pub in_use: Vec<Digest>,
-    /// Layers that stay whole: packed, they would take at least seven eighths of the space.
+    /// Layers that stay whole: packing them would save less than an eighth of their space, or than 64 KiB.
     pub incompressible: Vec<Digest>,
+    /// Layers that stay whole: they have other bytes than when they were made.
+    pub damaged: Vec<Digest>,
     /// Bytes on disk that the packed layers took.
     pub before: u64,
     /// Bytes on disk that new packs and lists take.
     pub added: u64,
 }
 
+/// What became of a layer.
+enum Outcome {
+    /// Its packed form is there, and makes its image. New files of it take so many bytes on disk.
+    Packed(u64),
+    Incompressible,
+    Damaged,
+    /// It is gone, or has no image.
+    Gone,
+}
+
 impl Store {
     /// Packs layers: their images become lists of chunks, which they share with each other, and which are compressed.
-    /// Waits at the end until no other process uses the store.
+    /// An image is removed once its chunks were read back, and while no other process uses the store.
     ///
     /// If it is killed at any point, each layer is whole or packed.
     ///
     /// # Errors
     ///
-    /// Errors of the disk; [`Error::Damaged`] for a layer or a list that can't be read.
-    pub fn pack(&self, choice: &PackChoice, progress: &dyn Progress) -> Result<PackReport> {
+    /// Errors of the disk. Layers that were packed before stay so.
+    pub fn pack(
+        &self,
+        choice: &PackChoice,
+        patience: Patience,
+        progress: &dyn Progress,
+    ) -> Result<PackReport> {
         let mut report = PackReport::default();
-        let shared = self.shared()?;
-        // Two at once would write the same chunks twice.
-        let _lock = Lock::wait(&self.layout.pack_lock(), Mode::Exclusive)?;
-        let reachability = Reachability::take(self)?;
-        let chosen = chosen(&reachability, choice);
-        let known = &mut Known::default();
-        for diff_id in reachability.layers.keys() {
-            // What a list that can't be read has is packed once more.
-            if let Ok(Some(list)) = self.list(diff_id) {
-                known.add(&list);
-            }
-        }
-        let mut layers = Vec::new();
-        for diff_id in &chosen {
-            // One that can't be used is for fsck.
-            layers.extend(self.layer(diff_id)?);
-        }
-        layers.retain(|layer| !self.is_packed(layer));
-        let used = used(&reachability);
-        let (in_use, layers): (Vec<_>, Vec<_>) = layers
-            .into_iter()
-            .partition(|layer| used.contains(&layer.diff_id));
-        report.in_use = in_use.iter().map(|layer| layer.diff_id).collect();
+        // Before the store's lock, for which who has this one waits. No pack is removed meanwhile.
+        let lock = self.layout.pack_lock();
+        let _lock = match patience {
+            Patience::Wait => Lock::wait(&lock, Mode::Exclusive)?,
+            Patience::None => match Lock::try_take(&lock, Mode::Exclusive)? {
+                Some(lock) => lock,
+                None => return Ok(report),
+            },
+        };
+        let (layers, mut known) = self.layers_to_pack(choice, &mut report)?;
         progress.event(Event::Phase(Phase::Layers));
         progress.event(Event::Layers(&transfers(layers.iter())));
-        let mut packed = Vec::new();
-        for layer in layers {
+        let mut done = Vec::new();
+        let mut packed = Ok(());
+        for layer in &layers {
             let event = |state| {
                 progress.event(Event::Layer {
                     diff_id: &layer.diff_id,
@@ -102,49 +116,128 @@ impl Store {
                 });
             };
             let watch = &mut |bytes| event(LayerState::Packed { bytes });
-            match self.pack_layer(&layer, known, watch)? {
-                Some(added) => {
+            match self.pack_layer(layer, &mut known, watch) {
+                Ok(Outcome::Packed(added)) => {
                     report.added += added;
-                    packed.push(layer.diff_id);
+                    done.push(layer.diff_id);
                     event(LayerState::Done);
+                    self.remove_images(&mut done, Patience::None, &mut report)?;
+                    continue;
                 }
-                None => {
-                    report.incompressible.push(layer.diff_id);
-                    event(LayerState::Present);
+                Ok(Outcome::Incompressible) => report.incompressible.push(layer.diff_id),
+                Ok(Outcome::Damaged) => report.damaged.push(layer.diff_id),
+                Ok(Outcome::Gone) => {}
+                Err(error) => {
+                    packed = Err(error);
+                    break;
                 }
             }
+            event(LayerState::Present);
         }
-        drop(shared);
         progress.event(Event::Phase(Phase::Publishing));
-        if !packed.is_empty() {
-            self.remove_images(&packed, &mut report)?;
+        let patience = if packed.is_ok() {
+            patience
+        } else {
+            Patience::None
+        };
+        if !done.is_empty() && patience == Patience::Wait {
+            progress.event(Event::Notice(
+                "waiting for other users of the store, to remove what is packed",
+            ));
         }
+        self.remove_images(&mut done, patience, &mut report)?;
         progress.event(Event::Phase(Phase::Done));
-        Ok(report)
+        packed.map(|()| report)
     }
 
-    /// Makes a layer's list, and a pack of its new chunks. Returns how much both take on disk; `None` if that would not be
-    /// [less enough](WORTH) than its image takes.
+    /// Returns the layers that are to be packed, and all chunks that are in packs.
+    fn layers_to_pack(
+        &self,
+        choice: &PackChoice,
+        report: &mut PackReport,
+    ) -> Result<(Vec<Layer>, Known)> {
+        let _shared = self.shared()?;
+        let reachability = Reachability::take(self)?;
+        let mut known = Known::default();
+        for diff_id in reachability.layers.keys() {
+            // What a list that can't be read has is packed once more.
+            if let Ok(Some(list)) = self.list(diff_id) {
+                known.add(&list);
+            }
+        }
+        let used = used(&reachability);
+        let mut layers = Vec::new();
+        for diff_id in &chosen(&reachability, choice) {
+            match self.layer(diff_id)? {
+                // One that can't be used is for fsck.
+                None => {}
+                Some(layer) if self.is_packed(&layer) => {}
+                Some(_) if used.contains(diff_id) => report.in_use.push(*diff_id),
+                Some(layer) => layers.push(layer),
+            }
+        }
+        Ok((layers, known))
+    }
+
+    /// Makes a layer's list, and a pack of its new chunks, and checks that they make its image.
     fn pack_layer(
         &self,
         layer: &Layer,
         known: &mut Known,
         watch: &mut dyn FnMut(u64),
-    ) -> Result<Option<u64>> {
+    ) -> Result<Outcome> {
         let diff_id = &layer.diff_id;
+        let _shared = self.shared()?;
         let _lock = Lock::wait(&self.layout.layer_lock(diff_id), Mode::Exclusive)?;
-        if self.has_list(diff_id, layer.record.blocks) && self.list(diff_id).is_ok() {
-            return Ok(Some(0));
+        // It may have been removed meanwhile, or made anew.
+        if self.layer(diff_id)?.as_ref() != Some(layer) || self.is_packed(layer) {
+            return Ok(Outcome::Gone);
         }
+        if let Ok(Some(list)) = self.list(diff_id)
+            && self.makes(list, &layer.record)?
+        {
+            return Ok(Outcome::Packed(0));
+        }
+        let mut made = None;
+        // If a chunk that is in a pack already is damaged there, all are written anew.
+        for known in [&*known, &Known::default()] {
+            let Some((list, added)) = self.write_chunks(layer, known, watch)? else {
+                return Ok(Outcome::Incompressible);
+            };
+            if self.makes(list.clone(), &layer.record)? {
+                let scratch = Scratch::new(&self.layout.tmp())?;
+                durable::write(&scratch, LIST, &list.to_bytes())?;
+                durable::publish(&scratch.path(LIST), &self.layout.list(diff_id))?;
+                made = Some((list, added));
+                break;
+            }
+        }
+        let Some((list, added)) = made else {
+            return Ok(Outcome::Damaged);
+        };
+        known.add(&list);
+        Ok(Outcome::Packed(added))
+    }
+
+    /// Writes a layer's new chunks into a pack. Returns its list, and how much both take on disk; `None` if that would not
+    /// save enough.
+    fn write_chunks(
+        &self,
+        layer: &Layer,
+        known: &Known,
+        watch: &mut dyn FnMut(u64),
+    ) -> Result<Option<(List, u64)>> {
         let image = File::open(&layer.path).context("open", &layer.path)?;
         let scratch = Scratch::new(&self.layout.tmp())?;
         let path = scratch.path(PACK);
         let out = BufWriter::with_capacity(BUFFER, scratch.create(PACK)?);
         let packer = Packer::new(out, known).context("write", &path)?;
         let packed = write(layer, &image, packer, &path, watch)?;
-        let bytes = packed.list.to_bytes();
-        let size = packed.pack.map_or(0, |pack| pack.size) + bytes.len() as u64;
-        if size > disk_usage(&layer.path)? / 8 * WORTH {
+        let on_disk = |bytes: u64| bytes.next_multiple_of(BLOCK_SIZE);
+        let list = on_disk(packed.list.to_bytes().len() as u64);
+        let added = packed.pack.map_or(0, |pack| on_disk(pack.size)) + list;
+        let before = disk_usage(&layer.path)?;
+        if before < added + LEAST.max(before / 8) {
             return Ok(None);
         }
         if let Some(pack) = packed.pack {
@@ -153,28 +246,39 @@ impl Store {
             out.sync_all().context("sync", &path)?;
             durable::publish(&path, &self.layout.pack(&pack.digest))?;
         }
-        durable::write(&scratch, LIST, &bytes)?;
-        durable::publish(&scratch.path(LIST), &self.layout.list(diff_id))?;
-        known.add(&packed.list);
-        Ok(Some(size))
+        Ok(Some((packed.list, added)))
     }
 
-    /// Removes the images of layers that have a list, but for those that a sandbox uses by now.
-    fn remove_images(&self, layers: &[Digest], report: &mut PackReport) -> Result<()> {
-        let _exclusive = self.exclusive()?;
-        let reachability = Reachability::take(self)?;
-        let used = used(&reachability);
-        for diff_id in layers {
-            let Some(layer) = self.layer(diff_id)? else {
+    /// Removes the images of layers that have a list, but for those that have a lease by now. Those that it could not
+    /// remove, since another process uses the store, stay in `layers`.
+    fn remove_images(
+        &self,
+        layers: &mut Vec<Digest>,
+        patience: Patience,
+        report: &mut PackReport,
+    ) -> Result<()> {
+        if layers.is_empty() {
+            return Ok(());
+        }
+        let _exclusive = match patience {
+            Patience::Wait => self.exclusive()?,
+            Patience::None => match Lock::try_take(&self.layout.store_lock(), Mode::Exclusive)? {
+                Some(lock) => lock,
+                None => return Ok(()),
+            },
+        };
+        let used = used(&Reachability::take(self)?);
+        for diff_id in std::mem::take(layers) {
+            let Some(layer) = self.layer(&diff_id)? else {
                 continue;
             };
-            if used.contains(diff_id) || !self.has_list(diff_id, layer.record.blocks) {
-                report.in_use.push(*diff_id);
+            if used.contains(&diff_id) || !self.has_packed(&diff_id, layer.record.blocks) {
+                report.in_use.push(diff_id);
                 continue;
             }
             report.before += disk_usage(&layer.path)?;
             durable::remove_file(&layer.path)?;
-            report.packed.push(*diff_id);
+            report.packed.push(diff_id);
         }
         Ok(())
     }

@@ -4,19 +4,21 @@
 //! that is made of them. An image that a sandbox uses is whole: [`Store::lease`] sees to it.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::PathBuf;
 
 use micabox_erofs::{BLOCK_SIZE, ReadAt};
-use micabox_pack::{HEADER, List, image_size};
+use micabox_pack::List;
 
 use super::Store;
+use super::checksum::Checksum;
 use super::durable;
 use super::error::{Context, Error, Result};
 use super::images::Image;
-use super::layers::{IMAGE, Layer, pad_and_sync};
+use super::layers::{IMAGE, Layer, LayerRecord, pad_and_sync};
 use super::layout::Layout;
 use super::lock::{Lock, Mode};
+use super::pack::note_use;
 use super::scratch::Scratch;
 use crate::Descriptor;
 use crate::manifest::erofs as names;
@@ -32,6 +34,16 @@ pub enum LayerImage {
     Whole(File),
     /// Chunks, without padding.
     Packed(Box<micabox_pack::Image<OpenPack>>),
+}
+
+impl LayerImage {
+    /// Computes the checksum of its first `length` bytes.
+    pub(super) fn checksum(&self, length: u64) -> io::Result<Checksum> {
+        match self {
+            Self::Whole(file) => Checksum::of_file(file, length),
+            Self::Packed(image) => Checksum::of(self, length, |at| Ok(image.next_data(at))),
+        }
+    }
 }
 
 impl ReadAt for LayerImage {
@@ -71,7 +83,7 @@ impl Store {
     /// Returns whether a layer is packed, so that its image's file is missing.
     #[must_use]
     pub fn is_packed(&self, layer: &Layer) -> bool {
-        !layer.path.exists()
+        layer.path.try_exists().is_ok_and(|is_there| !is_there)
     }
 
     /// Makes files of an image's packed layers, so that machines and the kernel can use them.
@@ -80,6 +92,7 @@ impl Store {
     ///
     /// [`Error::Damaged`] if a chunk is; [`Error::Full`] and other errors of the disk.
     pub fn unpack(&self, image: &Image, progress: &dyn Progress) -> Result<()> {
+        note_use(&self.layout.image(&image.manifest_digest));
         let packed = image.layers.iter().filter(|layer| self.is_packed(layer));
         let packed: Vec<_> = packed.collect();
         if packed.is_empty() {
@@ -114,33 +127,37 @@ impl Store {
         })?;
         let scratch = Scratch::new(&self.layout.tmp())?;
         let file = scratch.create(IMAGE)?;
-        self.write_packed(list, &file, &scratch, watch)?;
+        let written = self.packed_image(list).write_to(&file, &mut |done| {
+            watch(done);
+            true
+        });
+        written.map_err(|error| match is_damage(&error) {
+            true => Error::Damaged {
+                path: self.layout.list(&layer.diff_id),
+                problem: error.to_string(),
+            },
+            false => scratch.failed("write the image in", error),
+        })?;
         pad_and_sync(&file, layer.blocks, &scratch)?;
         durable::publish(&scratch.path(IMAGE), &layer.path)
     }
 
-    /// Writes a packed image into a file in `scratch`, without padding.
-    pub(super) fn write_packed(
-        &self,
-        list: List,
-        file: &File,
-        scratch: &Scratch,
-        watch: &mut dyn FnMut(u64),
-    ) -> Result<()> {
-        let image = self.packed_image(list);
-        let written = image.write_to(file, &mut |done| {
-            watch(done);
-            true
-        });
-        written.map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidData | io::ErrorKind::NotFound => Error::Damaged {
-                path: self.layout.packs(),
-                problem: error.to_string(),
-            },
-            _ => Err::<(), _>(error)
-                .context("write the image in", scratch.directory())
-                .unwrap_err(),
-        })
+    /// Returns whether a list makes the image of a layer: reads all of its chunks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if a chunk can't be read for a reason that is no damage.
+    pub(super) fn makes(&self, list: List, record: &LayerRecord) -> Result<bool> {
+        if list.size() != record.blocks * BLOCK_SIZE {
+            return Ok(false);
+        }
+        let path = self.layout.list(&record.diff_id);
+        let image = LayerImage::Packed(Box::new(self.packed_image(list)));
+        match image.checksum(record.blocks * BLOCK_SIZE) {
+            Ok(checksum) => Ok(checksum == record.checksum),
+            Err(error) if is_damage(&error) => Ok(false),
+            Err(error) => Err(error).context("read the chunks of", &path),
+        }
     }
 
     /// Returns what a packed layer is made of; `None` if it has no list.
@@ -156,20 +173,35 @@ impl Store {
         Ok(Some(list))
     }
 
-    fn packed_image(&self, list: List) -> micabox_pack::Image<OpenPack> {
+    pub(super) fn packed_image(&self, list: List) -> micabox_pack::Image<OpenPack> {
         let layout = self.layout.clone();
         let open = move |digest: &Digest| open_pack(&layout, digest);
         micabox_pack::Image::new(list, Box::new(open))
     }
 
-    /// Returns whether a layer has a list of an image of so many blocks, as far as its beginning says.
-    pub(super) fn has_list(&self, diff_id: &Digest, blocks: u64) -> bool {
-        let mut header = [0; HEADER];
-        let read =
-            File::open(self.layout.list(diff_id)).and_then(|mut file| file.read_exact(&mut header));
-        let size = read.ok().and_then(|()| image_size(&header));
-        size.is_some_and(|size| size == blocks.saturating_mul(BLOCK_SIZE))
+    /// Returns whether a layer has a list of an image of so many blocks, and the packs that it names are there.
+    pub(super) fn has_packed(&self, diff_id: &Digest, blocks: u64) -> bool {
+        let Ok(Some(list)) = self.list(diff_id) else {
+            return false;
+        };
+        let size = |pack: &Digest| {
+            std::fs::metadata(self.layout.pack(pack))
+                .ok()
+                .map(|m| m.len())
+        };
+        let sizes: Vec<_> = list.packs().iter().map(size).collect();
+        list.size() == blocks.saturating_mul(BLOCK_SIZE)
+            && list.frames().iter().all(|frame| {
+                let size = sizes.get(frame.pack as usize).copied().flatten();
+                size.is_some_and(|size| size >= frame.offset + u64::from(frame.packed))
+            })
     }
+}
+
+/// Returns whether an error of reading chunks is due to what is in packs and lists, or missing there.
+pub(super) fn is_damage(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidData, NotFound, UnexpectedEof};
+    matches!(error.kind(), InvalidData | NotFound | UnexpectedEof)
 }
 
 /// Returns layers' images as progress has them.

@@ -2,47 +2,70 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use micabox_pack::{List, MAGIC};
+use micabox_pack::{FRAME, List, MAGIC};
+use tracing::warn;
 
 use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result};
-use super::reachability::PackEntry;
+use super::lock::{Lock, Mode};
+use super::reachability::{LayerEntry, PackEntry, disk_usage};
 use super::scratch::Scratch;
 use micabox_oci::{Digest, HashingWriter};
+
+/// The frames of a pack that are in use: their lengths, by offset.
+type Frames = BTreeMap<u64, u32>;
 
 /// What removing frames of which no layer has a chunk would free, and which packs it concerns.
 #[derive(Default)]
 pub(super) struct Sweep {
+    /// Lists of layers that are whole: only the next packing would use them.
+    copies: Vec<PathBuf>,
     /// Packs that no layer names.
     dead: Vec<PathBuf>,
-    /// Packs that are mostly frames of which no layer has a chunk, and are written anew without them: offset and length
-    /// of the others.
-    sparse: Vec<(Digest, BTreeMap<u64, u32>)>,
+    /// Packs that are mostly frames of which no layer has a chunk, and are written anew without them.
+    sparse: Vec<(Digest, Frames)>,
     /// Bytes on disk that it frees.
     pub size: u64,
+    /// No layer is packed meanwhile: that needs the packs that there are.
+    _lock: Option<Lock>,
 }
 
 impl Store {
-    /// Plans what is to be removed once only `layers` are left.
+    /// Plans what is to be removed once only `layers` are left, with the lists of those that are whole, if `with_copies`.
+    /// With a list that can't be read nothing is: its packs are not known.
     pub(super) fn sweep<'a>(
         &self,
         packs: &BTreeMap<Digest, PackEntry>,
-        layers: impl IntoIterator<Item = &'a Digest>,
+        layers: impl Iterator<Item = (&'a Digest, &'a LayerEntry)>,
+        with_copies: bool,
     ) -> Sweep {
         let mut sweep = Sweep::default();
-        if packs.is_empty() {
+        let lock = Lock::try_take(&self.layout.pack_lock(), Mode::Exclusive);
+        let Ok(Some(lock)) = lock else {
             return sweep;
-        }
-        let mut live: BTreeMap<Digest, BTreeMap<u64, u32>> = BTreeMap::new();
-        for diff_id in layers {
-            // A layer whose list can't be read has no image either.
-            if let Ok(Some(list)) = self.list(diff_id) {
-                note_live(&mut live, &list);
+        };
+        sweep._lock = Some(lock);
+        let mut live: BTreeMap<Digest, Frames> = BTreeMap::new();
+        for (diff_id, layer) in layers {
+            let Some(path) = &layer.list else {
+                continue;
+            };
+            if with_copies && layer.image.is_some() {
+                sweep.size += disk_usage(path).unwrap_or(0);
+                sweep.copies.push(path.clone());
+                continue;
+            }
+            match self.list(diff_id) {
+                Ok(list) => list.iter().for_each(|list| note_live(&mut live, list)),
+                Err(error) => {
+                    warn!(%error, "packs are kept");
+                    return Sweep::default();
+                }
             }
         }
         for (digest, pack) in packs {
@@ -51,36 +74,40 @@ impl Store {
                 sweep.dead.push(pack.path.clone());
                 continue;
             };
-            let used: u64 = frames.values().map(|length| u64::from(*length)).sum();
-            if used < pack.bytes / 2 {
-                sweep.size += pack.bytes.saturating_sub(used.next_multiple_of(4096));
+            let used = MAGIC.len() as u64 + frames.values().map(|n| u64::from(*n)).sum::<u64>();
+            if used < pack.length / 2 {
+                let after = used.next_multiple_of(4096);
+                sweep.size += pack.bytes.saturating_sub(after);
                 sweep.sparse.push((*digest, frames));
             }
         }
         sweep
     }
 
-    /// Carries it out. The caller holds the store's lock exclusively, and has removed all other layers.
+    /// Carries it out. The caller holds the store's lock exclusively, and has removed all layers but `layers`. A pack that
+    /// can't be written anew, on a full disk for instance, stays.
     pub(super) fn carry_out_sweep<'a>(
         &self,
         sweep: Sweep,
-        layers: impl IntoIterator<Item = &'a Digest> + Clone,
+        layers: impl Iterator<Item = &'a Digest> + Clone,
     ) -> Result<()> {
-        for (digest, frames) in sweep.sparse {
-            self.rewrite(&digest, &frames, layers.clone())?;
+        for path in sweep.copies.iter().chain(&sweep.dead) {
+            durable::remove_file(path)?;
         }
-        sweep
-            .dead
-            .iter()
-            .try_for_each(|path| durable::remove_file(path))
+        for (digest, frames) in sweep.sparse {
+            if let Err(error) = self.rewrite(&digest, &frames, layers.clone()) {
+                warn!(pack = %digest, %error, "a pack stays as it is");
+            }
+        }
+        Ok(())
     }
 
     /// Writes a pack anew with only these frames, then the lists that name it, and removes it.
     fn rewrite<'a>(
         &self,
         pack: &Digest,
-        frames: &BTreeMap<u64, u32>,
-        layers: impl IntoIterator<Item = &'a Digest>,
+        frames: &Frames,
+        layers: impl Iterator<Item = &'a Digest>,
     ) -> Result<()> {
         let scratch = Scratch::new(&self.layout.tmp())?;
         let (path, new) = (self.layout.pack(pack), scratch.path("pack"));
@@ -90,20 +117,21 @@ impl Store {
         let mut at = MAGIC.len() as u64;
         out.write_all(&MAGIC).context("write", &new)?;
         for (offset, length) in frames {
-            let mut frame = vec![0; *length as usize];
-            old.read_exact_at(&mut frame, *offset)
-                .context("read", &path)?;
+            let frame = sound_frame(&old, *offset, *length).context("read", &path)?;
             out.write_all(&frame).context("write", &new)?;
             offsets.insert(*offset, at);
             at += u64::from(*length);
         }
         let (out, digest, _) = out.finish();
-        let file = out.into_inner().map_err(std::io::Error::from);
-        let file = file.context("write", &new)?;
-        file.sync_all().context("sync", &new)?;
+        if digest == *pack {
+            return Ok(());
+        }
+        let file = out.into_inner().map_err(io::Error::from);
+        file.and_then(|file| file.sync_all())
+            .context("write", &new)?;
         durable::publish(&new, &self.layout.pack(&digest))?;
         for diff_id in layers {
-            let Ok(Some(list)) = self.list(diff_id) else {
+            let Some(list) = self.list(diff_id)? else {
                 continue;
             };
             if !list.packs().contains(pack) {
@@ -122,8 +150,16 @@ impl Store {
     }
 }
 
+/// Reads a frame, and checks that it inflates: what is damaged gets no new name.
+fn sound_frame(pack: &File, offset: u64, length: u32) -> io::Result<Vec<u8>> {
+    let mut frame = vec![0; length as usize];
+    pack.read_exact_at(&mut frame, offset)?;
+    zstd::bulk::decompress(&frame, FRAME)?;
+    Ok(frame)
+}
+
 /// Notes which frames a layer has chunks in.
-fn note_live(live: &mut BTreeMap<Digest, BTreeMap<u64, u32>>, list: &List) {
+fn note_live(live: &mut BTreeMap<Digest, Frames>, list: &List) {
     for frame in list.frames() {
         if let Some(pack) = list.packs().get(frame.pack as usize) {
             let frames = live.entry(*pack).or_default();
@@ -132,10 +168,12 @@ fn note_live(live: &mut BTreeMap<Digest, BTreeMap<u64, u32>>, list: &List) {
     }
 }
 
-/// Returns how many bytes the frames take that a packed layer has chunks in.
-pub(super) fn packed_size(list: &List) -> u64 {
-    let frames = list.frames().iter();
-    frames.map(|frame| u64::from(frame.packed)).sum()
+/// Returns how many bytes the frames take that layers have chunks in, each counted once.
+pub(super) fn live_size<'a>(lists: impl Iterator<Item = &'a List>) -> u64 {
+    let mut live = BTreeMap::new();
+    lists.for_each(|list| note_live(&mut live, list));
+    let frames = live.values().flat_map(BTreeMap::values);
+    frames.map(|length| u64::from(*length)).sum()
 }
 
 /// Returns how many bytes of a layer's image are not zeros that take no space.

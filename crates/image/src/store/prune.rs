@@ -60,6 +60,8 @@ pub struct Removed {
 pub(super) struct Plan<'a> {
     images: BTreeMap<Digest, &'a ImageEntry>,
     layers: BTreeMap<Digest, &'a LayerEntry>,
+    /// Whether lists of layers that are whole go as well.
+    with_copies: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -69,6 +71,7 @@ impl<'a> Plan<'a> {
         let mut plan = Self {
             images: BTreeMap::new(),
             layers: BTreeMap::new(),
+            with_copies: true,
         };
         if !reachability.unreadable_leases.is_empty() {
             return plan;
@@ -94,6 +97,7 @@ impl<'a> Plan<'a> {
         let mut plan = Self {
             images: BTreeMap::new(),
             layers: BTreeMap::new(),
+            with_copies: false,
         };
         if let Some(image) = reachability.images.get(digest) {
             plan.images.insert(*digest, image);
@@ -122,16 +126,20 @@ impl<'a> Plan<'a> {
 
     /// Plans the removal of chunks that only the plan's layers have.
     pub fn sweep(&self, store: &Store, reachability: &Reachability) -> Sweep {
-        store.sweep(&reachability.packs, self.kept(reachability))
+        store.sweep(
+            &reachability.packs,
+            self.kept(reachability),
+            self.with_copies,
+        )
     }
 
     /// Returns the layers that stay.
     fn kept<'b>(
         &'b self,
         reachability: &'b Reachability,
-    ) -> impl Iterator<Item = &'b Digest> + Clone {
-        let layers = reachability.layers.keys();
-        layers.filter(|layer| !self.layers.contains_key(layer))
+    ) -> impl Iterator<Item = (&'b Digest, &'b LayerEntry)> + Clone {
+        let layers = reachability.layers.iter();
+        layers.filter(|(layer, _)| !self.layers.contains_key(layer))
     }
 
     /// Returns the trimmed views of images that stay and that no sandbox uses.
@@ -178,7 +186,8 @@ impl<'a> Plan<'a> {
                 durable::remove_file(file)?;
             }
         }
-        store.carry_out_sweep(sweep, self.kept(reachability))
+        let kept = self.kept(reachability).map(|(layer, _)| layer);
+        store.carry_out_sweep(sweep, kept)
     }
 }
 
@@ -358,12 +367,12 @@ impl Store {
     }
 
     /// Removes the locks of single layers and images, which only holders of the shared lock wait
-    /// on. The caller must hold the exclusive one.
+    /// on: not that of packing, which comes before it. The caller must hold the exclusive one.
     fn remove_idle_locks(&self) -> Result<()> {
         let locks = self.layout.locks();
         for name in durable::list(&locks)? {
             let path: PathBuf = locks.join(name);
-            if path != self.layout.store_lock() {
+            if ![self.layout.store_lock(), self.layout.pack_lock()].contains(&path) {
                 durable::remove_file(&path)?;
             }
         }

@@ -85,6 +85,8 @@ pub(super) struct PackEntry {
     pub path: PathBuf,
     /// Its disk space in bytes.
     pub bytes: u64,
+    /// Its length in bytes.
+    pub length: u64,
 }
 
 /// A name without an image.
@@ -184,7 +186,13 @@ impl Reachability {
             match digest {
                 Some(digest) if path == store.layout.pack(&digest) => {
                     let bytes = disk_usage(&path)?;
-                    self.packs.insert(digest, PackEntry { path, bytes });
+                    let length = fs::metadata(&path).context("look at", &path)?.len();
+                    let entry = PackEntry {
+                        path,
+                        bytes,
+                        length,
+                    };
+                    self.packs.insert(digest, entry);
                 }
                 _ => self.strangers.push(path),
             }

@@ -24,9 +24,9 @@ pub struct Usage {
     pub layers_size: u64,
     /// Number of layers that are packed, without an image of their own.
     pub packed_layers: usize,
-    /// Space of the packs, with chunks that no layer has any more.
+    /// Space of the packs, with chunks of layers that are whole, and of none.
     pub packs_size: u64,
-    /// Space that packing saves: that of the packed layers' images, as they were, less that of the packs.
+    /// Space that packing saves: that of the packed layers' images, as they were, less that of their chunks.
     pub saved_size: u64,
     /// Space of layers that more than one image has.
     pub shared_size: u64,
@@ -68,7 +68,7 @@ impl Store {
     pub fn usage(&self) -> Result<Usage> {
         let _shared = self.shared()?;
         let mut reachability = Reachability::take(self)?;
-        let packed = self.count_chunks(&mut reachability);
+        let (packed_layers, saved_size) = self.count_chunks(&mut reachability);
         let packs_size = reachability.packs.values().map(|pack| pack.bytes).sum();
         let images: Vec<_> = reachability
             .images
@@ -113,9 +113,9 @@ impl Store {
             images,
             layers: reachability.layers.len(),
             layers_size: packs_size + files.sum::<u64>(),
-            packed_layers: packed.len(),
+            packed_layers,
             packs_size,
-            saved_size: packed.iter().sum::<u64>().saturating_sub(packs_size),
+            saved_size,
             shared_size: shared.map(|layer| layer.bytes + layer.chunks).sum(),
             metadata_size: reachability.images.values().map(|image| image.bytes).sum(),
             templates_size,
@@ -133,19 +133,21 @@ impl Store {
 }
 
 impl Store {
-    /// Counts the chunks of packed layers. Returns how much space each of their images would take.
-    fn count_chunks(&self, reachability: &mut Reachability) -> Vec<u64> {
-        let mut packed = Vec::new();
+    /// Counts the chunks of packed layers. Returns how many such layers there are, and how much space that saves.
+    fn count_chunks(&self, reachability: &mut Reachability) -> (usize, u64) {
+        let mut lists = Vec::new();
         for (diff_id, layer) in &mut reachability.layers {
             if layer.image.is_some() {
                 continue;
             }
             if let Ok(Some(list)) = self.list(diff_id) {
-                layer.chunks = packs::packed_size(&list);
-                packed.push(packs::unpacked_size(&list));
+                layer.chunks = packs::live_size([&list].into_iter());
+                lists.push(list);
             }
         }
-        packed
+        let whole: u64 = lists.iter().map(packs::unpacked_size).sum();
+        let packed = packs::live_size(lists.iter());
+        (lists.len(), whole.saturating_sub(packed))
     }
 }
 

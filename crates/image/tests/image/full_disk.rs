@@ -1,9 +1,11 @@
 //! A disk that fills up, at every possible size.
 
 use std::path::Path;
+use std::time::Duration;
 
 use micabox_image::convert::{Reason, convert_layer};
-use micabox_image::store::Error;
+use micabox_image::progress::Silent;
+use micabox_image::store::{Error, PackChoice, Patience, PruneOptions};
 use micabox_image::{Limits, Reference, Store};
 use micabox_testing::mounts::Mount;
 use micabox_testing::run;
@@ -101,4 +103,63 @@ fn files(directory: &Path) -> usize {
         .map(|entry| entry.unwrap().path())
         .map(|path| if path.is_dir() { files(&path) } else { 1 })
         .sum()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn on_a_full_disk_packed_layers_are_checked_and_removed_and_none_is_lost() {
+    let disk = Mount::tmpfs("size=100m");
+    let store = Store::open(&disk.path().join("store")).unwrap();
+    let layer = |name: &str| {
+        let lines = (0..200_000).map(|line| format!("line {line}\n"));
+        let all: String = lines.collect();
+        Archive::new()
+            .file("all", &all)
+            .file(name, all.replace("line", name))
+            .finish()
+    };
+    let publish = |name: &str| {
+        let archive = layer(name);
+        convert_layer(
+            &store,
+            &archive[..],
+            &expect(&archive, &archive),
+            &Limits::default(),
+        )
+        .unwrap();
+        let (manifest, config) = documents(std::slice::from_ref(&archive));
+        let reference: Reference = name.parse().unwrap();
+        store
+            .publish_image(&manifest, &config, &[reference])
+            .unwrap()
+    };
+    publish("one");
+    publish("two");
+    let all = PackChoice::UnusedFor(Duration::ZERO);
+    assert_eq!(
+        store
+            .pack(&all, Patience::Wait, &Silent)
+            .unwrap()
+            .packed
+            .len(),
+        2
+    );
+    publish("three");
+    let full = disk.path().join("full");
+    let written = std::fs::write(&full, vec![1; 100 << 20]);
+    assert!(written.is_err(), "the disk is full");
+    for name in ["one", "two"] {
+        let image = store.image(name).unwrap();
+        let refused = store.unpack(&image, &Silent).unwrap_err();
+        assert!(matches!(refused, Error::Full { .. }), "{refused}");
+    }
+    let refused = store.pack(&all, Patience::Wait, &Silent).unwrap_err();
+    assert!(matches!(refused, Error::Full { .. }), "{refused}");
+    assert!(store.fsck(true).unwrap().is_clean());
+    // Both share a pack, which there is no room to write anew.
+    store.remove("two").unwrap();
+    store.prune(&PruneOptions::default()).unwrap();
+    std::fs::remove_file(&full).unwrap();
+    assert!(store.fsck(false).unwrap().is_clean());
+    store.unpack(&store.image("one").unwrap(), &Silent).unwrap();
 }

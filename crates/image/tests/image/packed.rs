@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use micabox_image::progress::Silent;
-use micabox_image::store::{Error, Image, PackChoice, PackReport, PruneOptions, Repair};
+use micabox_image::store::{Error, Image, PackChoice, PackReport, Patience, PruneOptions, Repair};
 use micabox_image::{Digest, Store};
 use micabox_testing::run;
 
@@ -49,7 +49,7 @@ fn image(store: &TestStore, name: &str) -> Image {
 }
 
 fn pack(store: &Store, choice: &PackChoice) -> PackReport {
-    store.pack(choice, &Silent).unwrap()
+    store.pack(choice, Patience::Wait, &Silent).unwrap()
 }
 
 /// Returns all files below a directory with this suffix.
@@ -207,7 +207,7 @@ fn images_that_were_not_used_for_long_are_packed() {
 }
 
 #[test]
-fn what_would_not_become_smaller_stays_whole() {
+fn what_would_hardly_become_smaller_stays_whole() {
     let store = store();
     let random: Vec<u8> = (0..10_000_u32)
         .flat_map(|block| *Digest::of(&block.to_le_bytes()).as_bytes())
@@ -298,6 +298,11 @@ fn a_chunk_that_is_damaged_is_never_used() {
     fs::write(pack_path, &sound).unwrap();
     assert_clean(&store);
 
+    // A list whose pack is gone is no layer's.
+    fs::remove_file(pack_path).unwrap();
+    assert!(matches!(store.image("one"), Err(Error::Unusable { .. })));
+    fs::write(pack_path, &sound).unwrap();
+
     // Of a layer that is whole, only the packed form goes.
     store.unpack(&image, &Silent).unwrap();
     fs::write(pack_path, &sound[..100]).unwrap();
@@ -349,4 +354,123 @@ fn a_list_of_an_earlier_image_goes_when_the_layer_is_made_anew() {
         [] as [&Path; 0]
     );
     assert!(image.layers[0].path.exists());
+}
+
+#[test]
+fn a_pack_with_little_is_kept_while_it_is_in_use() {
+    let store = store();
+    image(&store, "one");
+    pack(&store, &ALL);
+    // All but one small file is in packs already.
+    let above = Archive::new()
+        .directory("./")
+        .file("shared", noise(1, 900_000))
+        .file("small", "little")
+        .finish();
+    publish(&store, &[above], "two");
+    pack(&store, &ALL);
+    let small = packs(&store).into_iter();
+    let small = small
+        .filter(|path| fs::metadata(path).unwrap().len() < 2048)
+        .count();
+    assert_eq!(small, 1);
+    for _ in 0..2 {
+        assert_eq!(store.prune(&PruneOptions::default()).unwrap().size, 0);
+        assert_clean(&store);
+    }
+    store.unpack(&store.image("two").unwrap(), &Silent).unwrap();
+}
+
+#[test]
+fn chunks_are_read_back_before_an_image_is_removed() {
+    let store = store();
+    let image = image(&store, "one");
+    let path = &image.layers[0].path;
+    let bytes = fs::read(path).unwrap();
+    let unpack = || store.unpack(&store.image("one").unwrap(), &Silent).unwrap();
+    // What is damaged, shorter or gone by the second time is written anew.
+    for damage in [
+        |pack: &Path| {
+            let mut bytes = fs::read(pack).unwrap();
+            bytes[5000] ^= 1;
+            fs::write(pack, bytes).unwrap();
+        },
+        |pack: &Path| fs::write(pack, b"mica-pk").unwrap(),
+        |pack: &Path| fs::remove_file(pack).unwrap(),
+    ] {
+        assert_eq!(pack(&store, &ALL).packed.len(), 1);
+        unpack();
+        packs(&store).iter().for_each(|pack| damage(pack));
+        let report = pack(&store, &ALL);
+        assert!(report.packed.len() == 1 && report.added > 0, "{report:?}");
+        unpack();
+        assert_eq!(fs::read(path).unwrap(), bytes);
+        store.prune(&PruneOptions::default()).unwrap();
+    }
+
+    // A layer does not take over a chunk that another one has lost.
+    pack(&store, &ALL);
+    packs(&store)
+        .iter()
+        .for_each(|pack| fs::remove_file(pack).unwrap());
+    publish(&store, &[layer("two")], "two");
+    assert_eq!(pack(&store, &ALL).packed.len(), 1);
+    store.unpack(&store.image("two").unwrap(), &Silent).unwrap();
+    // The one that was lost is made anew from its archive.
+    assert!(matches!(store.image("one"), Err(Error::Unusable { .. })));
+    convert(&store, &layer("one")).unwrap();
+    store.image("one").unwrap();
+
+    // An image that is damaged itself is not packed.
+    let mut changed = bytes;
+    let middle = changed.len() / 4;
+    changed[middle] ^= 1;
+    fs::write(path, &changed).unwrap();
+    let report = pack(&store, &ALL);
+    assert_eq!(report.damaged, [image.layers[0].diff_id]);
+    assert!(path.exists());
+}
+
+#[test]
+fn packs_stay_while_a_list_can_not_be_read() {
+    let store = store();
+    image(&store, "one");
+    image(&store, "two");
+    pack(&store, &ALL);
+    let before = packs(&store);
+    let list = &files(&store.root().join("layers"), ".chunks")[0];
+    let sound = fs::read(list).unwrap();
+    fs::write(list, b"mica-cl\x02 of a later version").unwrap();
+    assert_eq!(store.prune(&PruneOptions::default()).unwrap().size, 0);
+    store.remove("two").unwrap();
+    assert_eq!(packs(&store), before);
+    fs::write(list, sound).unwrap();
+    assert_eq!(store.usage().unwrap().images.len(), 1);
+}
+
+#[test]
+fn lists_of_layers_that_are_whole_are_pruned() {
+    let store = store();
+    image(&store, "one");
+    pack(&store, &ALL);
+    store.unpack(&store.image("one").unwrap(), &Silent).unwrap();
+    let planned = store.usage().unwrap().reclaimable_size;
+    assert!(planned > 100_000, "{planned}");
+    assert_eq!(store.prune(&PruneOptions::default()).unwrap().size, planned);
+    assert_eq!(packs(&store), [] as [&Path; 0]);
+    assert_clean(&store);
+    store.image("one").unwrap();
+}
+
+#[test]
+fn packing_does_not_wait_for_others_unless_it_is_to() {
+    let store = store();
+    let image = image(&store, "one");
+    let shared = store.shared().unwrap();
+    let report = store.pack(&ALL, Patience::None, &Silent).unwrap();
+    assert_eq!(report.packed, []);
+    assert!(image.layers[0].path.exists());
+    drop(shared);
+    let report = store.pack(&ALL, Patience::None, &Silent).unwrap();
+    assert_eq!((report.packed.len(), report.added), (1, 0));
 }

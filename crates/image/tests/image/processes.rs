@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use micabox_erofs::ReadAt;
 use micabox_image::convert::{Expect, convert_layer};
 use micabox_image::progress::Silent;
-use micabox_image::store::{Claim, PackChoice, PruneOptions};
+use micabox_image::store::{Claim, PackChoice, Patience, PruneOptions};
 use micabox_image::{Digest, Limits, Store};
 
 use crate::layer::archive::Archive;
@@ -80,7 +80,7 @@ fn child() {
         }
         "pack" => {
             let all = PackChoice::UnusedFor(Duration::ZERO);
-            store.pack(&all, &Silent).unwrap();
+            store.pack(&all, Patience::Wait, &Silent).unwrap();
         }
         "unpack" => {
             let image = store.image("image").unwrap();
@@ -238,10 +238,28 @@ fn killed_at_any_moment_packing_leaves_a_layer_whole_or_packed() {
 #[test]
 fn killed_at_any_moment_unpacking_leaves_a_layer_whole_or_packed() {
     let all = PackChoice::UnusedFor(Duration::ZERO);
-    let pack = |store: &Store| drop(store.pack(&all, &Silent).unwrap());
+    let pack = |store: &Store| drop(store.pack(&all, Patience::Wait, &Silent).unwrap());
     let is_whole = |store: &Store| !store.is_packed(&store.image("image").unwrap().layers[0]);
     let done = killed_often("unpack", &pack, &is_whole);
     assert!(done < 40, "it was never killed in time");
+}
+
+#[test]
+fn processes_that_pack_and_prune_at_once_wait_for_each_other_and_no_longer() {
+    let store = fast_store();
+    let image = publish(&store, &[archive()], "image");
+    let bytes = std::fs::read(&image.layers[0].path).unwrap();
+    for _ in 0..5 {
+        let actions = ["pack", "prune", "pack", "unpack", "pack", "prune"];
+        let start = |action| Process::start(action, &store, &image.layers[0].diff_id);
+        let all: Vec<_> = actions.into_iter().map(start).collect();
+        all.into_iter().for_each(Process::succeed);
+        assert_clean(&store);
+    }
+    store
+        .unpack(&store.image("image").unwrap(), &Silent)
+        .unwrap();
+    assert_eq!(std::fs::read(&image.layers[0].path).unwrap(), bytes);
 }
 
 #[test]

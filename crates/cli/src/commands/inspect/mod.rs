@@ -161,6 +161,7 @@ fn layers(image: &Image) -> Vec<Value> {
         json!({
             "diff_id": layer.diff_id,
             "path": layer.path,
+            "packed": !layer.path.exists(),
             "blocks": layer.blocks,
             "record": layer.record,
         })

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use micabox_image::Store;
-use micabox_image::store::{PackChoice, PackReport};
+use micabox_image::store::{PackChoice, PackReport, Patience};
 use micabox_transfer::Settings;
 
 use super::counted;
@@ -18,7 +18,7 @@ use crate::run::duration;
 /// Keep images that are not in use compressed, and equal parts of all images once
 ///
 /// A packed image is used as any other: its first start unpacks it, at about the speed of the disk. Layers of images
-/// that a sandbox uses stay as they are, and so do those that would not become smaller.
+/// that a sandbox, a snapshot or a mount holds stay as they are, and so do those that would hardly become smaller.
 #[derive(Debug, clap::Args)]
 pub struct PackArgs {
     /// Images to pack
@@ -87,11 +87,21 @@ pub fn pack(store: &Store, args: &PackArgs) -> Outcome {
         let digests: Result<_, Failure> = args.images.iter().map(digest).collect();
         (PackChoice::Images(digests?), args.images.join(", "))
     };
-    let report = store.pack(&choice, &*bars::watch_packing(&what))?;
+    let patience = if args.background {
+        Patience::None
+    } else {
+        Patience::Wait
+    };
+    let report = store.pack(&choice, patience, &*bars::watch_packing(&what))?;
     if args.json {
         print_json(&report)?;
     } else {
         print(&text(&report))?;
+    }
+    if !report.damaged.is_empty() {
+        let layers = counted(report.damaged.len(), "layer");
+        let problem = format!("the store is damaged: {layers} of other bytes than were written");
+        return Err(Failure::new(problem).hint("`mica store fsck` finds them"));
     }
     Ok(0)
 }
@@ -105,11 +115,11 @@ fn text(report: &PackReport) -> String {
     }
     text.push('\n');
     if !report.in_use.is_empty() {
-        let line = "of images that sandboxes use: not packed\n";
+        let line = "of images that a sandbox, a snapshot or a mount holds: not packed\n";
         text.push_str(&format!("{} {line}", layers(&report.in_use)));
     }
     if !report.incompressible.is_empty() {
-        let line = "that would not become smaller: not packed\n";
+        let line = "that would hardly become smaller: not packed\n";
         text.push_str(&format!("{} {line}", layers(&report.incompressible)));
     }
     text
