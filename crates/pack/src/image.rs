@@ -1,6 +1,6 @@
 //! Reads an image from its chunks.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -10,18 +10,16 @@ use micabox_oci::Digest;
 
 use crate::list::{Frame, List};
 
-/// Packs that are open at a time.
-const OPEN: usize = 64;
 /// Chunks that are kept, of 256 KiB at most: metadata is read in small pieces.
 const CHUNKS: usize = 16;
 /// Frames that are kept, of 1 MiB at most: their chunks follow each other in most images.
 const FRAMES: usize = 8;
 
 /// An image that is read from its chunks. Each is checked before a byte of it is returned.
-pub struct Image<O> {
+pub struct Image {
     list: List,
-    open: O,
-    packs: Mutex<HashMap<Digest, Arc<File>>>,
+    /// In the order of the list's.
+    packs: Vec<File>,
     chunks: Mutex<Kept>,
     frames: Mutex<Kept>,
 }
@@ -48,16 +46,20 @@ impl Kept {
     }
 }
 
-impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
-    /// Makes an image of a list; `open` opens a pack.
-    pub fn new(list: List, open: O) -> Self {
-        Self {
+impl Image {
+    /// Makes an image of a list; `open` opens a pack. All are opened, so they may be removed afterwards.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open`.
+    pub fn new(list: List, open: impl Fn(&Digest) -> io::Result<File>) -> io::Result<Self> {
+        let packs: io::Result<_> = list.packs().iter().map(open).collect();
+        Ok(Self {
             list,
-            open,
-            packs: Mutex::default(),
+            packs: packs?,
             chunks: Mutex::default(),
             frames: Mutex::default(),
-        }
+        })
     }
 
     /// Returns what it is made of.
@@ -81,7 +83,7 @@ impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
     /// # Errors
     ///
     /// [`io::ErrorKind::UnexpectedEof`] beyond the end; [`io::ErrorKind::InvalidData`] for a chunk that is damaged; those
-    /// of `open` and of reading a pack.
+    /// of reading a pack.
     pub fn read_exact_at(&self, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
         while !buffer.is_empty() {
             let found = self.list.find(offset);
@@ -111,7 +113,7 @@ impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
         if let Some(bytes) = lock(&self.chunks).get(number) {
             return Ok(Some(bytes));
         }
-        let Some(bytes) = self.with_chunk(number, |bytes| Ok(bytes.to_vec()))? else {
+        let Some(bytes) = self.with_chunk(number, <[u8]>::to_vec)? else {
             return Ok(None);
         };
         let bytes = Arc::new(bytes);
@@ -119,11 +121,16 @@ impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
         Ok(Some(bytes))
     }
 
-    /// Passes a chunk to `used` once it is checked; returns `None` if it is zeros, or there is none with this number.
-    fn with_chunk<T>(
+    /// Passes a chunk to `used` once it is checked, and returns what that does; `None` if it is zeros, or there is none
+    /// with this number.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Image::read_exact_at`].
+    pub fn with_chunk<T>(
         &self,
         number: usize,
-        used: impl FnOnce(&[u8]) -> io::Result<T>,
+        used: impl FnOnce(&[u8]) -> T,
     ) -> io::Result<Option<T>> {
         let chunk = self.list.chunks().get(number);
         let Some((length, place)) = chunk.and_then(|chunk| Some((chunk.length, chunk.place?)))
@@ -134,7 +141,7 @@ impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
         let within = place.within as usize;
         let bytes = content.get(within..within + length as usize);
         match bytes.filter(|bytes| Digest::of(bytes) == place.digest) {
-            Some(bytes) => used(bytes).map(Some),
+            Some(bytes) => Ok(Some(used(bytes))),
             None => Err(self.damaged(&frame, "has other bytes than its list says")),
         }
     }
@@ -150,7 +157,8 @@ impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
             return Ok((frame, content));
         }
         let mut packed = vec![0; frame.packed as usize];
-        self.pack(&frame)?
+        let pack = self.packs.get(frame.pack as usize);
+        pack.ok_or(io::ErrorKind::NotFound)?
             .read_exact_at(&mut packed, frame.offset)
             .map_err(|error| match error.kind() {
                 io::ErrorKind::UnexpectedEof => self.damaged(&frame, "is behind its end"),
@@ -170,46 +178,13 @@ impl<O: Fn(&Digest) -> io::Result<File>> Image<O> {
         let problem = format!("the frame at {} of pack {pack} {problem}", frame.offset);
         io::Error::new(io::ErrorKind::InvalidData, problem)
     }
-
-    fn pack(&self, frame: &Frame) -> io::Result<Arc<File>> {
-        let digest = self.list.packs().get(frame.pack as usize);
-        let digest = digest.ok_or(io::ErrorKind::NotFound)?;
-        let mut packs = lock(&self.packs);
-        if let Some(file) = packs.get(digest) {
-            return Ok(Arc::clone(file));
-        }
-        let file = Arc::new((self.open)(digest)?);
-        if packs.len() >= OPEN {
-            packs.clear();
-        }
-        packs.insert(*digest, Arc::clone(&file));
-        Ok(file)
-    }
-
-    /// Writes the image into an empty file: zeros are holes. `watch` is called with the number of bytes that are done, and
-    /// returns whether to go on; with [`io::ErrorKind::Interrupted`] it did not.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Image::read_exact_at`], and of writing.
-    pub fn write_to(&self, file: &File, watch: &mut dyn FnMut(u64) -> bool) -> io::Result<()> {
-        let mut at = 0;
-        for (number, chunk) in self.list.chunks().iter().enumerate() {
-            self.with_chunk(number, |bytes| file.write_all_at(bytes, at))?;
-            at += u64::from(chunk.length);
-            if !watch(at) {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-        }
-        file.set_len(at)
-    }
 }
 
 fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<O> std::fmt::Debug for Image<O> {
+impl std::fmt::Debug for Image {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Image")
             .field("size", &self.list.size())

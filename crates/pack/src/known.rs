@@ -24,7 +24,8 @@ struct Entry {
 }
 
 impl Known {
-    /// Adds an image's chunks. The packs that its list names must stay for as long as this is used.
+    /// Adds an image's chunks, in place of those that are the same. The packs that its list names must stay for as long as
+    /// this is used.
     pub fn add(&mut self, list: &List) {
         let (packs, frames) = (self.packs.len() as u32, self.frames.len());
         self.packs.extend(list.packs());
@@ -39,7 +40,7 @@ impl Known {
                     within: place.within,
                     length: chunk.length,
                 };
-                self.chunks.entry(place.digest).or_insert(entry);
+                self.chunks.insert(place.digest, entry);
             }
         }
     }

@@ -10,5 +10,5 @@ mod packer;
 pub use cut::{Cut, LARGEST};
 pub use image::Image;
 pub use known::Known;
-pub use list::{Chunk, Frame, HEADER, List, ListError, Place, image_size};
+pub use list::{Chunk, Frame, List, ListError, Place};
 pub use packer::{FRAME, MAGIC, Pack, Packed, Packer};

@@ -18,8 +18,8 @@ use crate::cut::LARGEST;
 use crate::packer::FRAME;
 
 const MAGIC: [u8; 8] = *b"mica-cl\x01";
-/// Bytes before the digests of packs: enough for [`image_size`].
-pub const HEADER: usize = 28;
+/// Bytes before the digests of packs.
+const HEADER: usize = 28;
 const DIGEST: usize = 32;
 const FRAME_ENTRY: usize = 20;
 const CHUNK: usize = DIGEST + 12;
@@ -84,14 +84,6 @@ pub enum ListError {
     /// It contradicts itself.
     #[error("{0}")]
     Invalid(&'static str),
-}
-
-/// Returns the length in bytes of the image whose list begins with `header`, [`HEADER`] bytes; `None` if it is no list.
-#[must_use]
-pub fn image_size(header: &[u8]) -> Option<u64> {
-    let (magic, rest) = header.split_first_chunk()?;
-    let (size, _) = rest.split_first_chunk()?;
-    (*magic == MAGIC).then(|| u64::from_le_bytes(*size))
 }
 
 impl List {
@@ -366,7 +358,6 @@ mod tests {
         let list = list();
         let bytes = list.to_bytes();
         assert_eq!(List::parse(&bytes), Ok(list.clone()));
-        assert_eq!(image_size(&bytes[..HEADER]), Some(list.size()));
         assert_eq!(list.find(0), Some((0, 0)));
         assert_eq!(list.find(4096), Some((1, 4096)));
         assert_eq!(list.find((1 << 30) + 4095), Some((1, 4096)));

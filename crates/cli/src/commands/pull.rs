@@ -91,12 +91,12 @@ pub fn execute(args: Args) -> Outcome {
             None
         };
         let image = pull_blocking(&store, &args.image, &options, progress)?;
-        pack::after_pull(&options.settings);
         if let Some(verified) = verified {
             check_same(&args.image, &image, &verified)?;
         }
         image
     };
+    pack::after_pull(&options.settings);
     if args.json {
         print_json(&json!({
             "reference": args.image.to_string(),

@@ -63,6 +63,11 @@ pub fn execute(args: &Args) -> Outcome {
     if matches!(args.command, Command::Serve(_)) {
         return server::become_it();
     }
+    if let Command::Pack(args) = &args.command
+        && args.begin()
+    {
+        return Ok(0);
+    }
     let store = settings::store()?;
     // Cleans up after killed owners and servers, which would keep images in use.
     let sandboxes = settings::sandboxes(&store)?;
@@ -150,6 +155,9 @@ fn prune(store: &Store, options: PruneOptions, json: bool) -> Outcome {
     }
     if pruned.views > 0 {
         text.push_str(&format!("{}\n", counted(pruned.views, "trimmed view")));
+    }
+    if let Some(why) = &pruned.kept {
+        text.push_str(&format!("packs are left alone: {}\n", visible::line(why)));
     }
     let freed = if options.dry_run {
         "would be freed"

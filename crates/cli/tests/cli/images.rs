@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::process::Stdio;
 
-use crate::support::Home;
+use crate::support::{Home, wait_until};
 
 #[test]
 fn an_image_can_be_listed_inspected_and_removed() {
@@ -363,7 +363,7 @@ fn a_packed_image_is_used_as_any_other() {
     assert_eq!(home.output(&["store", "df", "--json"]).json(), usage);
 
     // A start unpacks it.
-    for flags in [&[][..], &["--backend", "host"]] {
+    for flags in [&[][..], &["-q"], &["--backend", "host"]] {
         let words = [&["run", "--rm"], flags, &["box", "echo", "here"]].concat();
         let output = home.output(&words);
         assert_eq!((output.code(), &*output.stdout()), (0, "here\n"));
@@ -383,6 +383,14 @@ fn a_packed_image_is_used_as_any_other() {
     home.output(&["umount", place]).ok();
     assert_eq!(pack(&["--unused-for", "1h"]), 0);
     assert_eq!(pack(&["--unused-for", "0"]), packed);
+    home.output(&["create", "-q", "--name", "it", "box"]).ok();
+    home.output(&["rm", "it"]).ok();
+    // In the background, as after a pull.
+    let background = ["store", "pack", "--starts-another", "--unused-for", "0"];
+    home.output(&background).ok();
+    wait_until("packing", || {
+        home.output(&["store", "df", "--json"]).json()["packed_layers"] == packed
+    });
     assert_eq!(home.output(&["store", "unpack", "box"]).ok(), "");
     assert!(
         home.output(&["store", "pack", "box"])

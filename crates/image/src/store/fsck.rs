@@ -72,6 +72,8 @@ pub enum Repair {
     RemoveLayer,
     /// Removes the image, its names and its leases.
     RemoveImage,
+    /// Removes the image of a layer whose packed form is sound.
+    RemoveFile,
     /// Removes the packed form of a layer that is whole.
     RemoveList,
     /// Removes the trimmed view of an image.
@@ -87,6 +89,7 @@ impl std::fmt::Display for Repair {
         f.write_str(match self {
             Self::RemoveLayer => "remove the layer, so that the next pull or load brings it again",
             Self::RemoveImage => "remove the image and its names, so that it can be pulled again",
+            Self::RemoveFile => "remove this form of the layer: the packed one is sound",
             Self::RemoveList => "remove the packed form; the layer stays",
             Self::RemoveView => "remove the trimmed view, which the next start makes again",
             Self::RemoveName => "remove the name",
@@ -225,7 +228,17 @@ impl Fsck<'_> {
                         self.sound_layers.insert(*diff_id);
                         return self.list(diff_id, layer);
                     }
-                    Err(problem) => (problem, image.as_ref().unwrap_or(record)),
+                    Err(problem) => {
+                        if let Some(image) = image
+                            && self.is_soundly_packed(diff_id, record)?
+                        {
+                            self.sound_layers.insert(*diff_id);
+                            return self.finding(image, problem, Repair::RemoveFile, |_| {
+                                durable::remove_file(image)
+                            });
+                        }
+                        (problem, image.as_ref().unwrap_or(record))
+                    }
                 }
             }
         };
@@ -234,6 +247,18 @@ impl Fsck<'_> {
                 .files()
                 .try_for_each(|file| durable::remove_file(file))
         })
+    }
+
+    /// Returns whether all of a layer but its image is sound, and the image can be made of its chunks.
+    fn is_soundly_packed(&mut self, diff_id: &Digest, record: &Path) -> Result<bool> {
+        let Ok(record) = layer_record(diff_id, record) else {
+            return Ok(false);
+        };
+        let uuid = identity::layer_uuid(record.identity());
+        let is_packed = self
+            .packed(diff_id, &FileRecord::from(&record), uuid)?
+            .is_ok();
+        Ok(is_packed && self.recipe(diff_id, record.recipe.as_ref()).is_ok())
     }
 
     /// Checks the packed form of a layer that is whole.
@@ -263,18 +288,14 @@ impl Fsck<'_> {
             Err(error @ Error::Damaged { .. }) => return Ok(Err(error.to_string())),
             Err(error) => return Err(error),
         };
-        let size = list.size();
-        if size != record.blocks * BLOCK_SIZE {
+        if list.size() != record.blocks * BLOCK_SIZE {
             return Ok(Err("its list is that of another image".to_owned()));
         }
-        let image = LayerImage::Packed(Box::new(self.store.packed_image(list)));
-        let found = self.bytes(&image, record, uuid);
-        match found {
+        let image = self.store.packed_image(list);
+        match image.and_then(|image| self.bytes(&image, record, uuid)) {
             Ok(found) => Ok(found),
             Err(error) if is_damage(&error) => Ok(Err(error.to_string())),
-            Err(error) => {
-                Err(error).context("read the chunks of", &self.store.layout.list(diff_id))
-            }
+            Err(error) => Err(self.store.chunk_error(diff_id, error)),
         }
     }
 

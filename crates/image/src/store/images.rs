@@ -15,7 +15,6 @@ use super::layers::{Layer, LayerRecord, padded_blocks};
 use super::layout;
 use super::lock::{Lock, Mode};
 use super::merged;
-use super::pack;
 use super::references::{Origin, check_digest};
 use super::scratch::Scratch;
 use super::vmdk::{self, Extent};
@@ -222,8 +221,9 @@ impl Store {
             references.sort_unstable();
             let mut size = 0;
             for layer in &record.layers {
-                if let Some(layer) = self.layer(&layer.diff_id)? {
-                    size += layer.record.blocks * BLOCK_SIZE;
+                let record = self.layout.layer_record(&layer.diff_id);
+                if let Ok(Some(record)) = durable::read_json::<LayerRecord>(&record) {
+                    size += record.blocks * BLOCK_SIZE;
                 }
             }
             images.push(ImageSummary {
@@ -352,7 +352,6 @@ impl Store {
             };
             self.make_image(&documents, &layers)?;
         }
-        pack::note_use(&self.layout.image(&digest));
         drop(lock);
         for reference in references {
             self.write_tag(reference, &digest, &origin.signers)?;

@@ -106,6 +106,8 @@ impl Read for LayerArchive {
         let count = match self.recipe.read(buffer) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
+            // Of the disk, and no damage.
+            Err(error) if error.raw_os_error().is_some() => return Err(error),
             Err(error) => return Err(self.damaged(error.to_string())),
         };
         match (&mut self.hasher, count) {

@@ -166,7 +166,7 @@ impl Store {
         };
         let is_there = || match std::fs::metadata(&layer.path) {
             Ok(metadata) => metadata.len() == layer.blocks * BLOCK_SIZE,
-            Err(_) => self.has_packed(diff_id, layer.record.blocks),
+            Err(_) => self.has_packed(diff_id, layer.record.blocks) || layer.path.exists(),
         };
         let usable = layer.record.format == identity::FORMAT
             && layer.record.diff_id == *diff_id

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use super::Store;
 use super::durable;
 use super::error::{Error, Result};
-use super::pack;
 use micabox_oci::Digest;
 use micabox_oci::progress::Silent;
 
@@ -69,7 +68,6 @@ impl Store {
         let _shared = self.shared()?;
         for manifest in manifests {
             let image = self.image_by_digest(manifest)?;
-            pack::note_use(&self.layout.image(manifest));
             self.unpack(&image, &Silent)?;
         }
         let record = LeaseRecord {

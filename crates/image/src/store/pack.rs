@@ -15,12 +15,13 @@ use rustix::fs::SeekFrom as Find;
 use serde::Serialize;
 
 use super::Store;
+use super::checksum::Checksum;
 use super::durable;
 use super::error::{Context, Error, Result};
 use super::images::RECORD;
 use super::layers::Layer;
 use super::lock::{Lock, Mode};
-use super::packed::transfers;
+use super::packed::{LayerImage, is_damage, open_pack, transfers};
 use super::reachability::{Reachability, disk_usage};
 use super::scratch::Scratch;
 use micabox_oci::Digest;
@@ -32,6 +33,9 @@ const LEAST: u64 = 64 << 10;
 const PACK: &str = "pack";
 const LIST: &str = "list";
 const BUFFER: usize = 1 << 20;
+
+/// Bytes of images that were packed after which they are removed.
+const BATCH: u64 = 256 << 20;
 
 /// Which layers are packed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +52,7 @@ pub enum Patience {
     /// It waits until none does.
     Wait,
     /// It leaves to the next packing what it can't do now.
-    None,
+    Leave,
 }
 
 /// What was packed.
@@ -74,15 +78,25 @@ enum Outcome {
     Packed(u64),
     Incompressible,
     Damaged,
-    /// It is gone, or has no image.
+    /// It was removed or packed meanwhile.
     Gone,
+}
+
+/// What became of a layer's chunks.
+enum Chunks {
+    /// They are in packs, and the layer has this list. New files take so many bytes on disk.
+    Written(List, u64),
+    /// They would take too much space.
+    TooMany,
+    /// They don't make the layer's image: one that was in a pack already is damaged.
+    Others,
 }
 
 impl Store {
     /// Packs layers: their images become lists of chunks, which they share with each other, and which are compressed.
     /// An image is removed once its chunks were read back, and while no other process uses the store.
     ///
-    /// If it is killed at any point, each layer is whole or packed.
+    /// If it is killed at any point, each layer is whole or packed. A thread that holds [`Store::shared`] must not pack.
     ///
     /// # Errors
     ///
@@ -98,7 +112,7 @@ impl Store {
         let lock = self.layout.pack_lock();
         let _lock = match patience {
             Patience::Wait => Lock::wait(&lock, Mode::Exclusive)?,
-            Patience::None => match Lock::try_take(&lock, Mode::Exclusive)? {
+            Patience::Leave => match Lock::try_take(&lock, Mode::Exclusive)? {
                 Some(lock) => lock,
                 None => return Ok(report),
             },
@@ -106,7 +120,7 @@ impl Store {
         let (layers, mut known) = self.layers_to_pack(choice, &mut report)?;
         progress.event(Event::Phase(Phase::Layers));
         progress.event(Event::Layers(&transfers(layers.iter())));
-        let mut done = Vec::new();
+        let (mut done, mut size) = (Vec::new(), 0);
         let mut packed = Ok(());
         for layer in &layers {
             let event = |state| {
@@ -121,10 +135,16 @@ impl Store {
                     report.added += added;
                     done.push(layer.diff_id);
                     event(LayerState::Done);
-                    self.remove_images(&mut done, Patience::None, &mut report)?;
-                    continue;
+                    size += layer.image_size();
+                    if size > BATCH {
+                        size = 0;
+                        self.remove_images(&mut done, Patience::Leave, &mut report)?;
+                    }
                 }
-                Ok(Outcome::Incompressible) => report.incompressible.push(layer.diff_id),
+                Ok(Outcome::Incompressible) => {
+                    report.incompressible.push(layer.diff_id);
+                    event(LayerState::Present);
+                }
                 Ok(Outcome::Damaged) => report.damaged.push(layer.diff_id),
                 Ok(Outcome::Gone) => {}
                 Err(error) => {
@@ -132,13 +152,12 @@ impl Store {
                     break;
                 }
             }
-            event(LayerState::Present);
         }
         progress.event(Event::Phase(Phase::Publishing));
         let patience = if packed.is_ok() {
             patience
         } else {
-            Patience::None
+            Patience::Leave
         };
         if !done.is_empty() && patience == Patience::Wait {
             progress.event(Event::Notice(
@@ -160,8 +179,10 @@ impl Store {
         let reachability = Reachability::take(self)?;
         let mut known = Known::default();
         for diff_id in reachability.layers.keys() {
-            // What a list that can't be read has is packed once more.
-            if let Ok(Some(list)) = self.list(diff_id) {
+            // What a list has that can't be read, or whose packs are not there, is packed once more.
+            if let Ok(Some(list)) = self.list(diff_id)
+                && self.has_packs(&list)
+            {
                 known.add(&list);
             }
         }
@@ -194,59 +215,71 @@ impl Store {
             return Ok(Outcome::Gone);
         }
         if let Ok(Some(list)) = self.list(diff_id)
-            && self.makes(list, &layer.record)?
+            && let Ok(image) = self.packed_image(list)
+            && self.is_of(&image, &layer.record)?
         {
             return Ok(Outcome::Packed(0));
         }
-        let mut made = None;
-        // If a chunk that is in a pack already is damaged there, all are written anew.
-        for known in [&*known, &Known::default()] {
-            let Some((list, added)) = self.write_chunks(layer, known, watch)? else {
-                return Ok(Outcome::Incompressible);
-            };
-            if self.makes(list.clone(), &layer.record)? {
-                let scratch = Scratch::new(&self.layout.tmp())?;
-                durable::write(&scratch, LIST, &list.to_bytes())?;
-                durable::publish(&scratch.path(LIST), &self.layout.list(diff_id))?;
-                made = Some((list, added));
-                break;
-            }
-        }
-        let Some((list, added)) = made else {
+        let image = File::open(&layer.path).context("open", &layer.path)?;
+        let checksum = Checksum::of_file(&image, layer.image_size());
+        if checksum.context("read", &layer.path)? != layer.record.checksum {
             return Ok(Outcome::Damaged);
-        };
-        known.add(&list);
-        Ok(Outcome::Packed(added))
+        }
+        let mut written = self.write_chunks(layer, &image, known, watch)?;
+        if matches!(written, Chunks::Others) {
+            written = self.write_chunks(layer, &image, &Known::default(), watch)?;
+        }
+        match written {
+            Chunks::Written(list, added) => {
+                known.add(&list);
+                Ok(Outcome::Packed(added))
+            }
+            Chunks::TooMany => Ok(Outcome::Incompressible),
+            Chunks::Others => Ok(Outcome::Damaged),
+        }
     }
 
-    /// Writes a layer's new chunks into a pack. Returns its list, and how much both take on disk; `None` if that would not
-    /// save enough.
+    /// Writes a layer's new chunks into a pack, and its list, and publishes both if they make its image.
     fn write_chunks(
         &self,
         layer: &Layer,
+        image: &File,
         known: &Known,
         watch: &mut dyn FnMut(u64),
-    ) -> Result<Option<(List, u64)>> {
-        let image = File::open(&layer.path).context("open", &layer.path)?;
+    ) -> Result<Chunks> {
         let scratch = Scratch::new(&self.layout.tmp())?;
         let path = scratch.path(PACK);
         let out = BufWriter::with_capacity(BUFFER, scratch.create(PACK)?);
         let packer = Packer::new(out, known).context("write", &path)?;
-        let packed = write(layer, &image, packer, &path, watch)?;
+        let Packed { list, pack, out } = write(layer, image, packer, &path, watch)?;
         let on_disk = |bytes: u64| bytes.next_multiple_of(BLOCK_SIZE);
-        let list = on_disk(packed.list.to_bytes().len() as u64);
-        let added = packed.pack.map_or(0, |pack| on_disk(pack.size)) + list;
+        let bytes = list.to_bytes();
+        let added = pack.map_or(0, |pack| on_disk(pack.size)) + on_disk(bytes.len() as u64);
         let before = disk_usage(&layer.path)?;
         if before < added + LEAST.max(before / 8) {
-            return Ok(None);
+            return Ok(Chunks::TooMany);
         }
-        if let Some(pack) = packed.pack {
-            let out = packed.out.into_inner().map_err(io::Error::from);
-            let out = out.context("write", &path)?;
-            out.sync_all().context("sync", &path)?;
+        let out = out.into_inner().map_err(io::Error::from);
+        out.and_then(|out| out.sync_all()).context("sync", &path)?;
+        let open = |digest: &Digest| {
+            let is_new = pack.is_some_and(|pack| pack.digest == *digest);
+            let place = self.layout.pack(digest);
+            open_pack(if is_new { &path } else { &place })
+        };
+        let packed = match micabox_pack::Image::new(list.clone(), open) {
+            Ok(image) => LayerImage::Packed(Box::new(image)),
+            Err(error) if is_damage(&error) => return Ok(Chunks::Others),
+            Err(error) => return Err(self.chunk_error(&layer.diff_id, error)),
+        };
+        if !self.is_of(&packed, &layer.record)? {
+            return Ok(Chunks::Others);
+        }
+        if let Some(pack) = pack {
             durable::publish(&path, &self.layout.pack(&pack.digest))?;
         }
-        Ok(Some((packed.list, added)))
+        durable::write(&scratch, LIST, &bytes)?;
+        durable::publish(&scratch.path(LIST), &self.layout.list(&layer.diff_id))?;
+        Ok(Chunks::Written(list, added))
     }
 
     /// Removes the images of layers that have a list, but for those that have a lease by now. Those that it could not
@@ -262,7 +295,7 @@ impl Store {
         }
         let _exclusive = match patience {
             Patience::Wait => self.exclusive()?,
-            Patience::None => match Lock::try_take(&self.layout.store_lock(), Mode::Exclusive)? {
+            Patience::Leave => match Lock::try_take(&self.layout.store_lock(), Mode::Exclusive)? {
                 Some(lock) => lock,
                 None => return Ok(()),
             },

@@ -5,7 +5,8 @@
 
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use micabox_erofs::{BLOCK_SIZE, ReadAt};
 use micabox_pack::List;
@@ -13,10 +14,9 @@ use micabox_pack::List;
 use super::Store;
 use super::checksum::Checksum;
 use super::durable;
-use super::error::{Context, Error, Result};
+use super::error::{Context, Error, Result, explain};
 use super::images::Image;
 use super::layers::{IMAGE, Layer, LayerRecord, pad_and_sync};
-use super::layout::Layout;
 use super::lock::{Lock, Mode};
 use super::pack::note_use;
 use super::scratch::Scratch;
@@ -25,15 +25,13 @@ use crate::manifest::erofs as names;
 use micabox_oci::Digest;
 use micabox_oci::progress::{self, Event, LayerState, Phase, Progress};
 
-type OpenPack = Box<dyn Fn(&Digest) -> io::Result<File> + Send + Sync>;
-
 /// The bytes of a layer's image: of its file, or of its chunks.
 #[derive(Debug)]
 pub enum LayerImage {
     /// The file, with its padding.
     Whole(File),
     /// Chunks, without padding.
-    Packed(Box<micabox_pack::Image<OpenPack>>),
+    Packed(Box<micabox_pack::Image>),
 }
 
 impl LayerImage {
@@ -63,7 +61,7 @@ impl ReadAt for LayerImage {
 }
 
 impl Store {
-    /// Opens a layer's image for reading. Its chunks must not be pruned meanwhile: hold [`Store::shared`], or a lease.
+    /// Opens a layer's image for reading. It may be removed afterwards.
     ///
     /// # Errors
     ///
@@ -74,7 +72,8 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let list = self.list(&layer.diff_id)?;
                 let list = list.ok_or(error).context("open", &layer.path)?;
-                Ok(LayerImage::Packed(Box::new(self.packed_image(list))))
+                let image = self.packed_image(list);
+                image.map_err(|error| self.chunk_error(&layer.diff_id, error))
             }
             Err(error) => Err(error).context("open", &layer.path),
         }
@@ -127,37 +126,51 @@ impl Store {
         })?;
         let scratch = Scratch::new(&self.layout.tmp())?;
         let file = scratch.create(IMAGE)?;
-        let written = self.packed_image(list).write_to(&file, &mut |done| {
-            watch(done);
-            true
-        });
-        written.map_err(|error| match is_damage(&error) {
-            true => Error::Damaged {
-                path: self.layout.list(&layer.diff_id),
-                problem: error.to_string(),
-            },
-            false => scratch.failed("write the image in", error),
-        })?;
+        let unreadable = |error| self.chunk_error(&layer.diff_id, error);
+        let LayerImage::Packed(image) = self.packed_image(list).map_err(unreadable)? else {
+            return Ok(());
+        };
+        let mut at = 0;
+        for (number, chunk) in image.list().chunks().iter().enumerate() {
+            let written = image.with_chunk(number, |bytes| file.write_all_at(bytes, at));
+            if let Some(written) = written.map_err(unreadable)? {
+                written.context("write the image in", scratch.directory())?;
+            }
+            at += u64::from(chunk.length);
+            watch(at);
+        }
         pad_and_sync(&file, layer.blocks, &scratch)?;
         durable::publish(&scratch.path(IMAGE), &layer.path)
     }
 
-    /// Returns whether a list makes the image of a layer: reads all of its chunks.
+    /// Returns whether a packed image is that of a layer: reads all of its chunks.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] if a chunk can't be read for a reason that is no damage.
-    pub(super) fn makes(&self, list: List, record: &LayerRecord) -> Result<bool> {
-        if list.size() != record.blocks * BLOCK_SIZE {
-            return Ok(false);
-        }
-        let path = self.layout.list(&record.diff_id);
-        let image = LayerImage::Packed(Box::new(self.packed_image(list)));
-        match image.checksum(record.blocks * BLOCK_SIZE) {
-            Ok(checksum) => Ok(checksum == record.checksum),
+    pub(super) fn is_of(&self, image: &LayerImage, record: &LayerRecord) -> Result<bool> {
+        let length = record.blocks * BLOCK_SIZE;
+        let checksum = image.size().and_then(|size| {
+            let is_as_long = size == length;
+            is_as_long.then(|| image.checksum(length)).transpose()
+        });
+        match checksum {
+            Ok(checksum) => Ok(checksum == Some(record.checksum)),
             Err(error) if is_damage(&error) => Ok(false),
-            Err(error) => Err(error).context("read the chunks of", &path),
+            Err(error) => Err(self.chunk_error(&record.diff_id, error)),
         }
+    }
+
+    /// Returns the store's error for one of reading a packed layer's chunks.
+    pub(super) fn chunk_error(&self, diff_id: &Digest, error: io::Error) -> Error {
+        let path = self.layout.list(diff_id);
+        if is_damage(&error) {
+            return Error::Damaged {
+                path,
+                problem: error.to_string(),
+            };
+        }
+        explain(error, "read the chunks of", &path)
     }
 
     /// Returns what a packed layer is made of; `None` if it has no list.
@@ -173,10 +186,11 @@ impl Store {
         Ok(Some(list))
     }
 
-    pub(super) fn packed_image(&self, list: List) -> micabox_pack::Image<OpenPack> {
-        let layout = self.layout.clone();
-        let open = move |digest: &Digest| open_pack(&layout, digest);
-        micabox_pack::Image::new(list, Box::new(open))
+    /// Opens the packs of a list.
+    pub(super) fn packed_image(&self, list: List) -> io::Result<LayerImage> {
+        let open = |pack: &Digest| open_pack(&self.layout.pack(pack));
+        let image = micabox_pack::Image::new(list, open)?;
+        Ok(LayerImage::Packed(Box::new(image)))
     }
 
     /// Returns whether a layer has a list of an image of so many blocks, and the packs that it names are there.
@@ -184,17 +198,21 @@ impl Store {
         let Ok(Some(list)) = self.list(diff_id) else {
             return false;
         };
+        list.size() == blocks.saturating_mul(BLOCK_SIZE) && self.has_packs(&list)
+    }
+
+    /// Returns whether the packs that a list names are there, and as long as it says.
+    pub(super) fn has_packs(&self, list: &List) -> bool {
         let size = |pack: &Digest| {
             std::fs::metadata(self.layout.pack(pack))
                 .ok()
                 .map(|m| m.len())
         };
         let sizes: Vec<_> = list.packs().iter().map(size).collect();
-        list.size() == blocks.saturating_mul(BLOCK_SIZE)
-            && list.frames().iter().all(|frame| {
-                let size = sizes.get(frame.pack as usize).copied().flatten();
-                size.is_some_and(|size| size >= frame.offset + u64::from(frame.packed))
-            })
+        list.frames().iter().all(|frame| {
+            let size = sizes.get(frame.pack as usize).copied().flatten();
+            size.is_some_and(|size| size >= frame.offset + u64::from(frame.packed))
+        })
     }
 }
 
@@ -217,9 +235,9 @@ pub(super) fn transfers<'a>(layers: impl Iterator<Item = &'a Layer>) -> Vec<prog
     layers.map(transfer).collect()
 }
 
-fn open_pack(layout: &Layout, digest: &Digest) -> io::Result<File> {
-    let path: PathBuf = layout.pack(digest);
-    File::open(&path).map_err(|error| match error.kind() {
+/// Opens a pack.
+pub(super) fn open_pack(path: &Path) -> io::Result<File> {
+    File::open(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             let problem = format!("{} is missing", path.display());
             io::Error::new(io::ErrorKind::NotFound, problem)

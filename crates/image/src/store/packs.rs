@@ -7,7 +7,6 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use micabox_pack::{FRAME, List, MAGIC};
-use tracing::warn;
 
 use super::Store;
 use super::durable;
@@ -28,14 +27,30 @@ pub(super) struct Sweep {
     /// Packs that no layer names.
     dead: Vec<PathBuf>,
     /// Packs that are mostly frames of which no layer has a chunk, and are written anew without them.
-    sparse: Vec<(Digest, Frames)>,
+    /// With what that frees.
+    sparse: Vec<(Digest, Frames, u64)>,
     /// Bytes on disk that it frees.
     pub size: u64,
-    /// No layer is packed meanwhile: that needs the packs that there are.
-    _lock: Option<Lock>,
+    /// Why packs are left alone that may be of no use.
+    pub kept: Option<String>,
+}
+
+impl Sweep {
+    /// Removes nothing.
+    pub fn nothing(why: String) -> Self {
+        Self {
+            kept: Some(why),
+            ..Self::default()
+        }
+    }
 }
 
 impl Store {
+    /// Keeps layers from being packed, which needs the packs that there are; `None` if some are being packed.
+    pub(super) fn keep_from_packing(&self) -> Result<Option<Lock>> {
+        Lock::try_take(&self.layout.pack_lock(), Mode::Exclusive)
+    }
+
     /// Plans what is to be removed once only `layers` are left, with the lists of those that are whole, if `with_copies`.
     /// With a list that can't be read nothing is: its packs are not known.
     pub(super) fn sweep<'a>(
@@ -45,11 +60,6 @@ impl Store {
         with_copies: bool,
     ) -> Sweep {
         let mut sweep = Sweep::default();
-        let lock = Lock::try_take(&self.layout.pack_lock(), Mode::Exclusive);
-        let Ok(Some(lock)) = lock else {
-            return sweep;
-        };
-        sweep._lock = Some(lock);
         let mut live: BTreeMap<Digest, Frames> = BTreeMap::new();
         for (diff_id, layer) in layers {
             let Some(path) = &layer.list else {
@@ -62,10 +72,7 @@ impl Store {
             }
             match self.list(diff_id) {
                 Ok(list) => list.iter().for_each(|list| note_live(&mut live, list)),
-                Err(error) => {
-                    warn!(%error, "packs are kept");
-                    return Sweep::default();
-                }
+                Err(error) => return Sweep::nothing(error.to_string()),
             }
         }
         for (digest, pack) in packs {
@@ -75,28 +82,31 @@ impl Store {
                 continue;
             };
             let used = MAGIC.len() as u64 + frames.values().map(|n| u64::from(*n)).sum::<u64>();
-            if used < pack.length / 2 {
+            // To write one anew is for prune.
+            if with_copies && used < pack.length / 2 {
                 let after = used.next_multiple_of(4096);
-                sweep.size += pack.bytes.saturating_sub(after);
-                sweep.sparse.push((*digest, frames));
+                let frees = pack.bytes.saturating_sub(after);
+                sweep.size += frees;
+                sweep.sparse.push((*digest, frames, frees));
             }
         }
         sweep
     }
 
-    /// Carries it out. The caller holds the store's lock exclusively, and has removed all layers but `layers`. A pack that
-    /// can't be written anew, on a full disk for instance, stays.
+    /// Carries it out, and changes it to what was done. The caller holds the store's lock exclusively and that of packing,
+    /// and has removed all layers but `layers`. A pack that can't be written anew, on a full disk for instance, stays.
     pub(super) fn carry_out_sweep<'a>(
         &self,
-        sweep: Sweep,
+        sweep: &mut Sweep,
         layers: impl Iterator<Item = &'a Digest> + Clone,
     ) -> Result<()> {
         for path in sweep.copies.iter().chain(&sweep.dead) {
             durable::remove_file(path)?;
         }
-        for (digest, frames) in sweep.sparse {
+        for (digest, frames, frees) in std::mem::take(&mut sweep.sparse) {
             if let Err(error) = self.rewrite(&digest, &frames, layers.clone()) {
-                warn!(pack = %digest, %error, "a pack stays as it is");
+                sweep.size -= frees;
+                sweep.kept = Some(error.to_string());
             }
         }
         Ok(())

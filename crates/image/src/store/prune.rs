@@ -42,6 +42,9 @@ pub struct Pruned {
     /// Leftovers of killed or failed imports: directories, and starts of blobs from which the next
     /// pull would continue.
     pub leftovers: usize,
+    /// Why packs are left alone that may be of no use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept: Option<String>,
     /// Bytes of disk space freed.
     pub size: u64,
 }
@@ -124,13 +127,26 @@ impl<'a> Plan<'a> {
         images + self.layers.values().map(|layer| layer.bytes).sum::<u64>()
     }
 
-    /// Plans the removal of chunks that only the plan's layers have.
+    /// Plans the removal of chunks that only the plan's layers have. Nobody packs meanwhile, or it is not carried out.
     pub fn sweep(&self, store: &Store, reachability: &Reachability) -> Sweep {
         store.sweep(
             &reachability.packs,
             self.kept(reachability),
             self.with_copies,
         )
+    }
+
+    /// Plans it, or nothing without the lock of packing.
+    fn sweep_unless_packing(
+        &self,
+        store: &Store,
+        reachability: &Reachability,
+        packing: Option<&Lock>,
+    ) -> Sweep {
+        match packing {
+            Some(_) => self.sweep(store, reachability),
+            None => Sweep::nothing("layers are being packed".to_owned()),
+        }
     }
 
     /// Returns the layers that stay.
@@ -167,13 +183,19 @@ impl<'a> Plan<'a> {
             templates: 0,
             views: 0,
             leftovers: 0,
+            kept: sweep.kept.clone(),
             size: self.size() + sweep.size,
         }
     }
 
     /// Removes the plan's files. If it is killed at any point, there may be names without an
     /// image, or layers without one, but never an image without its layers.
-    fn carry_out(&self, store: &Store, reachability: &Reachability, sweep: Sweep) -> Result<()> {
+    fn carry_out(
+        &self,
+        store: &Store,
+        reachability: &Reachability,
+        sweep: &mut Sweep,
+    ) -> Result<()> {
         for image in self.images.values() {
             for reference in &image.references {
                 store.untag(reference)?;
@@ -212,7 +234,8 @@ impl Store {
             return Err(error);
         }
         let plan = Plan::new(&reachability, options);
-        let sweep = plan.sweep(self, &reachability);
+        let packing = self.keep_from_packing()?;
+        let mut sweep = plan.sweep_unless_packing(self, &reachability, packing.as_ref());
         let mut pruned = plan.report(&sweep);
         pruned.references.sort_unstable();
         let leftovers = Leftover::find(&self.layout.tmp());
@@ -238,7 +261,10 @@ impl Store {
         if options.dry_run {
             return Ok(pruned);
         }
-        plan.carry_out(self, &reachability, sweep)?;
+        let planned = sweep.size;
+        plan.carry_out(self, &reachability, &mut sweep)?;
+        pruned.size -= planned - sweep.size;
+        pruned.kept = sweep.kept.take();
         for view in views {
             remove_directory(self, &view)?;
         }
@@ -320,9 +346,10 @@ impl Store {
         drop(reachability);
         let reachability = Reachability::take(self)?;
         let plan = Plan::of_image(&reachability, &named.manifest);
-        let sweep = plan.sweep(self, &reachability);
+        let packing = self.keep_from_packing()?;
+        let mut sweep = plan.sweep_unless_packing(self, &reachability, packing.as_ref());
         let pruned = plan.report(&sweep);
-        plan.carry_out(self, &reachability, sweep)?;
+        plan.carry_out(self, &reachability, &mut sweep)?;
         Ok(Removed {
             references,
             pruned: Some(pruned),

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::durable;
 use super::error::{Error, Result};
+use super::pack::note_use;
 use super::{ImageName, Store};
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
@@ -94,6 +95,8 @@ impl Store {
         manifest: &Digest,
         signers: &[String],
     ) -> Result<()> {
+        // Whoever asks for an image by a name is about to use it.
+        note_use(&self.layout.image(manifest));
         let path = self.tag_path(reference);
         let tag = Tag {
             reference: reference.clone(),

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{Context, Error, Result};
+use super::error::{Context, Result};
 
 const LOCK_SUFFIX: &str = ".lock";
 
@@ -57,11 +57,6 @@ impl Scratch {
     /// Returns the directory itself.
     pub fn directory(&self) -> &Path {
         &self.directory
-    }
-
-    /// Returns the store's error for one of writing in it.
-    pub fn failed(&self, action: &'static str, error: io::Error) -> Error {
-        super::error::explain(error, action, &self.directory)
     }
 
     /// Makes a file in it.

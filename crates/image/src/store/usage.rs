@@ -55,7 +55,7 @@ pub struct ImageUsage {
     pub size: u64,
     /// The part of `size` that other images need, too.
     pub shared_size: u64,
-    /// The space that removing only this image would free.
+    /// The space that removing only this image would free, but for chunks of packed layers that others have as well.
     pub unique_size: u64,
 }
 

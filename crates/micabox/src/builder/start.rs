@@ -4,6 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use micabox_image::progress::Silent;
 use micabox_vmm::{Backend, Begin, MachineFile};
 use tracing::{debug, info, info_span};
 
@@ -182,6 +183,10 @@ impl Start {
 
     /// Plans the machine's devices, and opens and checks the files that it needs.
     pub(super) fn plan(&self, backend: &dyn Backend) -> Result<Planned, Error> {
+        if let Base::Image(image) = &self.base {
+            // It may be packed; its lease comes later, and keeps it whole.
+            self.store.unpack(image, &Silent)?;
+        }
         let saved = self.saved_machine(backend)?;
         let limits = backend.limits();
         if !limits.own_kernel {

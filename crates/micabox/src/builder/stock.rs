@@ -47,7 +47,9 @@ impl Start {
             None => GuestFiles::find()?,
         };
         let store = self.store.clone();
+        let shared = store.shared()?;
         let plan = self.plan(&*backend)?.plan;
+        drop(shared);
         let template = self.template(&plan, &guest, &*backend);
         let template = template.filter(|_| self.can_be_pooled());
         let template = template.ok_or(Error::NoPool)?;

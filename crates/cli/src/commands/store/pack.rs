@@ -40,6 +40,10 @@ pub struct PackArgs {
     /// This is a process in the background
     #[arg(long, hide = true)]
     background: bool,
+
+    /// This process starts the one in the background, and ends
+    #[arg(long, hide = true)]
+    starts_another: bool,
 }
 
 /// Unpack images now, in place of at their next start
@@ -55,29 +59,41 @@ pub fn after_pull(settings: &Settings) {
     let Some(days) = settings.pack_unused_days else {
         return;
     };
+    let mut first = mica(&["--starts-another", "--unused-for", &format!("{days}d")]);
+    // What it can't do now, the next pull's does. It ends at once, and is no one's child then.
+    let _ = first.process_group(0).status();
+}
+
+fn mica(words: &[&str]) -> Command {
     let mut process = Command::new("/proc/self/exe");
-    process.arg0("mica");
-    process.args(["store", "pack", "--background", "--unused-for"]);
-    process.arg(format!("{days}d"));
+    process.arg0("mica").args(["store", "pack"]).args(words);
     for stream in [Command::stdin, Command::stdout, Command::stderr] {
         stream(&mut process, Stdio::null());
     }
-    // What it can't do now, the next pull's does.
-    let _ = process.spawn();
+    process
 }
 
-/// Leaves the terminal, the directory that the process was started from, and the processor to others.
-fn to_background() {
-    let _ = rustix::process::setsid();
-    let _ = rustix::process::chdir("/");
-    let _ = rustix::process::nice(19);
+impl PackArgs {
+    /// Starts another process that packs in the background, if this one is to, and returns whether it did. That one leaves
+    /// the directory that it was started from, and the processor to others.
+    pub fn begin(&self) -> bool {
+        if self.starts_another {
+            let seconds = self.unused_for.unwrap_or_default().as_secs();
+            let mut other = mica(&["--background", "--unused-for", &format!("{seconds}s")]);
+            let _ = other.spawn();
+            return true;
+        }
+        if self.background {
+            let _ = rustix::process::setsid();
+            let _ = rustix::process::chdir("/");
+            let _ = rustix::process::nice(19);
+        }
+        false
+    }
 }
 
 /// Packs layers, and prints what that saves.
 pub fn pack(store: &Store, args: &PackArgs) -> Outcome {
-    if args.background {
-        to_background();
-    }
     let (choice, what) = if args.images.is_empty() {
         // All, unless there is a time.
         let time = args.unused_for.unwrap_or_default();
@@ -88,7 +104,7 @@ pub fn pack(store: &Store, args: &PackArgs) -> Outcome {
         (PackChoice::Images(digests?), args.images.join(", "))
     };
     let patience = if args.background {
-        Patience::None
+        Patience::Leave
     } else {
         Patience::Wait
     };
@@ -125,7 +141,7 @@ fn text(report: &PackReport) -> String {
     text
 }
 
-/// Unpacks images; continues after none.
+/// Unpacks images, up to the first that fails.
 pub fn unpack(store: &Store, args: &UnpackArgs) -> Outcome {
     for name in &args.images {
         let image = store.image(name)?;

@@ -150,10 +150,10 @@ impl MachineArgs {
             None => bars::watch(&reference.familiar()),
         };
         let image = pull_blocking(store, &reference, &options, progress)?;
+        self.unpack(store, &image, name, pulls)?;
         if pulls.bound.is_none() {
             pack::after_pull(&options.settings);
         }
-        self.unpack(store, &image, name, pulls)?;
         Ok(image)
     }
 
