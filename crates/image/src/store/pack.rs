@@ -154,17 +154,13 @@ impl Store {
             }
         }
         progress.event(Event::Phase(Phase::Publishing));
-        let patience = if packed.is_ok() {
-            patience
-        } else {
-            Patience::Leave
-        };
-        if !done.is_empty() && patience == Patience::Wait {
+        self.remove_images(&mut done, Patience::Leave, &mut report)?;
+        if !done.is_empty() && packed.is_ok() && patience == Patience::Wait {
             progress.event(Event::Notice(
                 "waiting for other users of the store, to remove what is packed",
             ));
+            self.remove_images(&mut done, patience, &mut report)?;
         }
-        self.remove_images(&mut done, patience, &mut report)?;
         progress.event(Event::Phase(Phase::Done));
         packed.map(|()| report)
     }
