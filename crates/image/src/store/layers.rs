@@ -166,7 +166,11 @@ impl Store {
         };
         let is_there = || match std::fs::metadata(&layer.path) {
             Ok(metadata) => metadata.len() == layer.blocks * BLOCK_SIZE,
-            Err(_) => self.has_packed(diff_id, layer.record.blocks) || layer.path.exists(),
+            // Without a lock: it may be unpacked meanwhile, or its chunks be in another pack.
+            Err(_) => {
+                let is_packed = |_| self.has_packed(diff_id, layer.record.blocks);
+                (0..2).any(is_packed) || layer.path.exists()
+            }
         };
         let usable = layer.record.format == identity::FORMAT
             && layer.record.diff_id == *diff_id

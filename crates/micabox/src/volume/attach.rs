@@ -66,6 +66,8 @@ impl Sandboxes {
                 return Ok(disk);
             }
             settle(&volume, &disk)?;
+            let reader = disk::reader(&volume, &disk)?;
+            return reader.ok_or_else(busy);
         } else if !usage.read_only {
             return Err(busy());
         }

@@ -82,6 +82,16 @@ pub(super) fn lock(volume: &Volume, is_shared: bool) -> Result<Option<MachineFil
     }
 }
 
+/// Opens a disk that is locked exclusively for reading, and locks it shared. None if what uses it doesn't allow that.
+pub(super) fn reader(volume: &Volume, disk: &MachineFile) -> Result<Option<MachineFile>, Error> {
+    // A worker that has just replied has the file open for a moment longer, with the same lock: that becomes a shared one.
+    match disk.file().try_lock_shared() {
+        Ok(()) => lock(volume, true),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(failed("locking", &volume.disk())(error)),
+    }
+}
+
 /// Grows the disk, and the filesystem on it, to `size` bytes.
 pub(super) fn grow(volume: &Volume, disk: &MachineFile, size: u64) -> Result<(), Error> {
     let path = volume.disk();
@@ -108,4 +118,31 @@ pub(super) fn grow(volume: &Volume, disk: &MachineFile, size: u64) -> Result<(),
         let _ = file.set_len(length);
         unusable(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use micabox_image::Store;
+
+    use super::*;
+    use crate::Sandboxes;
+
+    #[test]
+    fn a_reader_has_its_lock_while_a_worker_has_the_file_open() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let sandboxes = Sandboxes::open(&store).unwrap();
+        let size = MIN_VOLUME_SIZE;
+        let volume = sandboxes
+            .create_volume("data", size, <_>::default())
+            .unwrap();
+        let disk = lock(&volume, false).unwrap().unwrap();
+        let worker = disk.file().try_clone().unwrap();
+        assert!(lock(&volume, true).unwrap().is_none());
+        let reader = reader(&volume, &disk).unwrap().unwrap();
+        drop(disk);
+        assert!(lock(&volume, false).unwrap().is_none());
+        drop((worker, reader));
+        assert!(lock(&volume, false).unwrap().is_some());
+    }
 }

@@ -278,8 +278,10 @@ impl Sandboxes {
         let size = disk::checked(name, size)?;
         let disk = disk::lock(&volume, false)?
             .ok_or_else(|| self.volume_busy(name, VolumeWish::Resize))?;
-        disk::grow(&volume, &disk, size)?;
-        Ok(size)
+        let grown = disk::grow(&volume, &disk, size);
+        // To close it is not enough: the worker may have it open for a moment longer.
+        let _ = disk.file().unlock();
+        grown.map(|()| size)
     }
 
     /// Returns the names of the sandboxes that use a volume: those that run, and those that would
