@@ -1,7 +1,7 @@
 //! The packed form of a layer: its image as a list of chunks (`micabox_pack`), which it shares with other layers.
 //!
-//! A layer with a list needs no image of its own: bytes are read from its chunks, and whoever needs a file gets one
-//! that is made of them. An image that a sandbox uses is whole: [`Store::lease`] sees to it.
+//! A layer with a list needs no image of its own: reads take bytes from its chunks, and [`Store::unpack`] makes a file
+//! of them. An image that a sandbox uses is whole: [`Store::lease`] sees to it.
 
 use std::fs::File;
 use std::io;

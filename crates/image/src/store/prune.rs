@@ -127,7 +127,7 @@ impl<'a> Plan<'a> {
         images + self.layers.values().map(|layer| layer.bytes).sum::<u64>()
     }
 
-    /// Plans the removal of chunks that only the plan's layers have. Nobody packs meanwhile, or it is not carried out.
+    /// Plans the removal of chunks that only the plan's layers have. To carry it out takes the lock of packing.
     pub fn sweep(&self, store: &Store, reachability: &Reachability) -> Sweep {
         store.sweep(
             &reachability.packs,

@@ -95,7 +95,7 @@ impl Store {
         manifest: &Digest,
         signers: &[String],
     ) -> Result<()> {
-        // Whoever asks for an image by a name is about to use it.
+        // A pull or a load under a name counts as a use.
         note_use(&self.layout.image(manifest));
         let path = self.tag_path(reference);
         let tag = Tag {

@@ -131,7 +131,7 @@ impl Mounts {
         let found = self.find(place)?;
         let found = found.ok_or_else(|| Error::NotMounted(place.to_owned()))?;
         let (path, manner) = (&found.record.place, found.record.manner());
-        // Whoever sees first that nothing is mounted removes the record; what is open stays.
+        // Any scan may remove the record once nothing is mounted; the open file keeps the report.
         let lock = File::open(found.directory.join(LOCK));
         let how = match unmount(path, manner, false) {
             Ok(()) => Unmounted::Gone,
