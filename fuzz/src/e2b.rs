@@ -73,7 +73,9 @@ pub fn parts(bytes: &[u8]) {
         assert_eq!(wrong, wrong_again, "in other pieces");
         assert_eq!(found.len(), again.len(), "in other pieces");
     }
-    let mut rest = &body[..];
+    // Contents are looked for where they are at first, which may be before their own place: empty ones are in what
+    // precedes them. So it is the sum of all heads that has a limit.
+    let (mut rest, mut heads) = (&body[..], 0);
     for (number, (part, same)) in found.iter().zip(&again).enumerate() {
         let names = |part: &fuzzing::Part| (part.name.clone(), part.file_name.clone());
         assert_eq!(names(part), names(same), "in other pieces");
@@ -84,7 +86,12 @@ pub fn parts(bytes: &[u8]) {
         assert!(part.contents == same.contents, "in other pieces");
         let whole = [&part.contents[..], end.as_bytes()].concat();
         let at = find(rest, &whole).expect("the contents are there, and end with a boundary");
-        assert!(at < HEAD + ahead, "what precedes a part has {at} bytes");
+        heads += at;
+        let most = (number + 1) * (HEAD + ahead);
+        assert!(
+            heads < most,
+            "what precedes part {number} and those before has {heads} bytes"
+        );
         rest = &rest[at + whole.len()..];
     }
 }
@@ -188,11 +195,14 @@ pub fn bodies() -> Vec<(&'static str, Vec<u8>)> {
         "--B--\r\n".to_owned(),
     ];
     let long = [part("a", "\0\0\0\0\0"), "--B--".to_owned()].concat();
+    // Longer heads than one may have together, and contents that are in the first of them.
+    let heads = [part("", ""), part("\0\0\0", "").repeat(2), long.clone()].concat();
     let many = [&part("", "").repeat(8), &long[..]].concat();
     vec![
         ("two", seed(0, two.concat().as_bytes())),
         ("contents", seed(9, long.as_bytes())),
         ("many", seed(255, many.as_bytes())),
+        ("heads", seed(9, heads.as_bytes())),
         ("header", seed(9, part("\0\0\0\0\0", "x").as_bytes())),
         ("preamble", seed(255, b"\0\0\0\0\0--B\r\n\r\n\r\n--B--")),
     ]

@@ -15,6 +15,7 @@ pub mod frames;
 pub mod headers;
 pub mod jailed;
 pub mod loaded;
+pub mod mutate;
 pub mod recipe;
 pub mod requests;
 pub mod share;
