@@ -9,17 +9,21 @@ use micabox_image::store::{Image, Layer};
 use micabox_vmm::MachineFile;
 
 use crate::plan::{ImageFile, ImageFiles};
-use crate::{Error, Source};
+use crate::{Error, Source, layers};
 
 /// Opens the files of `image`, with cheap checks of each: its length, and its superblock with the
 /// checksum over it. Checking all bytes is for the store's fsck.
 pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
+    let opened = layers::open(image)?;
     let layers: Result<Vec<_>, _> = image
         .layers
         .iter()
-        .map(|layer| {
+        .zip(opened)
+        .map(|(layer, file)| {
+            let file = MachineFile::new(file, &layer.path);
             check(
                 &layer.path,
+                file,
                 layer.blocks,
                 identity::layer_uuid(layer.identity()),
             )
@@ -31,11 +35,12 @@ pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
     } else {
         identity::trimmed_uuid(diff_ids(), &image.trim)
     };
+    let checked = |path: &Path, blocks, uuid| check(path, MachineFile::open(path), blocks, uuid);
     let fixup = image.fixup.as_ref();
     let fixup =
-        fixup.map(|fixup| check(&fixup.path, fixup.blocks, identity::fixup_uuid(diff_ids())));
+        fixup.map(|fixup| checked(&fixup.path, fixup.blocks, identity::fixup_uuid(diff_ids())));
     Ok(ImageFiles {
-        fsmeta: check(&image.fsmeta, image.fsmeta_blocks, fsmeta)?,
+        fsmeta: checked(&image.fsmeta, image.fsmeta_blocks, fsmeta)?,
         layers: layers?,
         first_layer: image.first_layer,
         fixup: fixup.transpose()?,
@@ -44,23 +49,26 @@ pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
 
 /// Opens all files of `image` for reading: metadata first, then its layers.
 pub(crate) fn for_reading(image: &Image) -> Result<Vec<File>, Error> {
-    let layers = image.layers.iter().map(|layer| &layer.path);
-    let files = std::iter::once(&image.fsmeta).chain(layers).map(File::open);
-    files
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| Error::ImageFile {
-            path: image.fsmeta.clone(),
-            source: error.into(),
-        })
+    let metadata = File::open(&image.fsmeta).map_err(|error| Error::ImageFile {
+        path: image.fsmeta.clone(),
+        source: error.into(),
+    })?;
+    let layers = layers::open(image)?;
+    Ok(std::iter::once(metadata).chain(layers).collect())
 }
 
-fn check(path: &Path, blocks: u64, uuid: [u8; 16]) -> Result<ImageFile, Error> {
+fn check(
+    path: &Path,
+    file: Result<MachineFile, micabox_vmm::Error>,
+    blocks: u64,
+    uuid: [u8; 16],
+) -> Result<ImageFile, Error> {
     let unusable = |source: Source| Error::ImageFile {
         path: path.to_owned(),
         source,
     };
     let size = blocks.saturating_mul(BLOCK_SIZE);
-    let file = MachineFile::open(path).map_err(|error| match error {
+    let file = file.map_err(|error| match error {
         micabox_vmm::Error::File { why, .. } => unusable(why.into()),
         error => unusable(error.into()),
     })?;
@@ -112,7 +120,13 @@ mod tests {
         // A layer in the place of another one is noticed.
         let [first, second] = [0, 1].map(|index| &image.layers[index]);
         let uuid = identity::layer_uuid(&second.diff_id);
-        let error = check(&first.path, first.blocks, uuid).unwrap_err();
+        let error = check(
+            &first.path,
+            MachineFile::open(&first.path),
+            first.blocks,
+            uuid,
+        )
+        .unwrap_err();
         assert!(error.to_string().contains("another image"), "{error}");
 
         let opened = open(&image).unwrap();

@@ -32,9 +32,11 @@ pub mod fuzzing;
 mod guest_files;
 mod held;
 mod history;
+mod holders;
 mod image_files;
 #[doc(hidden)]
 pub mod jailed;
+mod layers;
 mod log;
 mod lowers;
 mod mount;

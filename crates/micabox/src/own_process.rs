@@ -71,7 +71,8 @@ pub fn wait_for_processes() {
     let (holders, owners): (Vec<_>, Vec<_>) = std::mem::take(&mut *ending())
         .into_iter()
         .partition(|ending| matches!(ending, Ending::UnlessUsed(..)));
-    // Owners use what the others hold.
+    // Owners use what the others hold, and those what was held before them.
+    let holders = holders.into_iter().rev();
     owners.into_iter().chain(holders).for_each(Ending::wait);
     micabox_jail::wait_for_ended_workers();
     micabox_jail::end_zygote();

@@ -22,6 +22,7 @@ const WORKERS: &[Kind] = &[
     crate::mounted::KIND,
     crate::mounted::LAYER_KIND,
     crate::lowers::KIND,
+    crate::layers::KIND,
 ];
 
 /// Becomes a worker or an owner if this process was started as one, and does not return then.

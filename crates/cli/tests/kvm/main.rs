@@ -11,6 +11,7 @@ mod memory;
 #[path = "../cli/network.rs"]
 mod network;
 mod outside;
+mod packed;
 mod pool;
 mod snapshot;
 #[path = "../support/mod.rs"]

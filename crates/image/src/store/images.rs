@@ -38,6 +38,8 @@ pub(super) const VMDK: &str = "disk.vmdk";
 /// An image in the store, ready to boot.
 #[derive(Debug, Clone)]
 pub struct Image {
+    /// The store that has it.
+    pub store: Store,
     /// The requested name, if it was a reference.
     pub reference: Option<Reference>,
     /// Digest of the manifest, which names the image.
@@ -177,6 +179,7 @@ impl Store {
             .ok_or_else(|| unusable("its config is missing".into()))?;
         let config = manifest::parse_config(&config).map_err(|e| unusable(e.to_string()))?;
         Ok(Image {
+            store: self.clone(),
             reference: name.reference,
             manifest_digest,
             config_digest: record.config,

@@ -8,7 +8,6 @@ use super::Store;
 use super::durable;
 use super::error::{Error, Result};
 use micabox_oci::Digest;
-use micabox_oci::progress::Silent;
 
 /// Name of the file in a sandbox's directory.
 const FILE: &str = "lease.json";
@@ -36,8 +35,7 @@ impl LeaseRecord {
 }
 
 impl Store {
-    /// Keeps images for a sandbox until the sandbox's directory is removed, by the sandbox's owner. Unpacks those that are
-    /// packed.
+    /// Keeps images for a sandbox until the sandbox's directory is removed, by the sandbox's owner.
     /// Makes the directory if it is missing, and replaces the sandbox's lease if it has one.
     ///
     /// # Errors
@@ -67,8 +65,7 @@ impl Store {
     ) -> Result<()> {
         let _shared = self.shared()?;
         for manifest in manifests {
-            let image = self.image_by_digest(manifest)?;
-            self.unpack(&image, &Silent)?;
+            self.image_by_digest(manifest)?;
         }
         let record = LeaseRecord {
             manifest: None,

@@ -1,7 +1,7 @@
 //! The packed form of a layer: its image as a list of chunks (`micabox_pack`), which it shares with other layers.
 //!
 //! A layer with a list needs no image of its own: reads take bytes from its chunks, and [`Store::unpack`] makes a file
-//! of them. An image that a sandbox uses is whole: [`Store::lease`] sees to it.
+//! of them.
 
 use std::fs::File;
 use std::io;
@@ -85,13 +85,18 @@ impl Store {
         layer.path.try_exists().is_ok_and(|is_there| !is_there)
     }
 
+    /// Notes that an image is used: it is then not packed as unused.
+    pub fn note_use(&self, image: &Image) {
+        note_use(&self.layout.image(&image.manifest_digest));
+    }
+
     /// Makes files of an image's packed layers, so that machines and the kernel can use them.
     ///
     /// # Errors
     ///
     /// [`Error::Damaged`] if a chunk is; [`Error::Full`] and other errors of the disk.
     pub fn unpack(&self, image: &Image, progress: &dyn Progress) -> Result<()> {
-        note_use(&self.layout.image(&image.manifest_digest));
+        self.note_use(image);
         let packed = image.layers.iter().filter(|layer| self.is_packed(layer));
         let packed: Vec<_> = packed.collect();
         if packed.is_empty() {

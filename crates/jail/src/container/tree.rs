@@ -160,10 +160,19 @@ pub fn own_users() -> io::Result<OwnedFd> {
 /// A FUSE filesystem that is mounted nowhere yet.
 #[derive(Debug)]
 pub struct FuseTree {
-    /// The mount: read-only, and for all users of this user namespace and of those in it.
+    /// The mount, read-only.
     pub mount: OwnedFd,
     /// The kernel's channels to its server, at least one.
     pub channels: Vec<OwnedFd>,
+}
+
+/// Who may use a FUSE filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    /// All users of this user namespace and of those in it.
+    All,
+    /// This user, in any namespace.
+    Owner,
 }
 
 /// Mounts a FUSE filesystem of which `/dev/fuse`, opened in this user namespace, is asked; with this
@@ -171,7 +180,7 @@ pub struct FuseTree {
 ///
 /// # Errors
 /// The kernel's.
-pub fn mount_fuse(channels: usize) -> io::Result<FuseTree> {
+pub fn mount_fuse(channels: usize, readers: Readers) -> io::Result<FuseTree> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let device = open("/dev/fuse", flags, Mode::empty())
         .map_err(|error| io::Error::other(format!("/dev/fuse: {}", io::Error::from(error))))?;
@@ -186,7 +195,8 @@ pub fn mount_fuse(channels: usize) -> io::Result<FuseTree> {
     ] {
         fsconfig_set_string(context, option, value)?;
     }
-    for option in ["allow_other", "default_permissions", "ro"] {
+    let others = (readers == Readers::All).then_some("allow_other");
+    for option in others.into_iter().chain(["default_permissions", "ro"]) {
         fsconfig_set_flag(context, option)?;
     }
     fsconfig_create(context)?;

@@ -7,6 +7,7 @@ mod wrapped;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use micabox_image::progress::Silent;
 use micabox_image::store::Image;
 use micabox_image::{Store, Trim};
 use micabox_overlay::lower::LowerKind;
@@ -155,6 +156,10 @@ impl Base {
             }
             Self::Image(_) if !limits.own_kernel => Ok((Plan::of_tree(), None)),
             Self::Image(image) => {
+                if limits.public_regions && transport != Transport::Blk {
+                    // It opens them by their paths.
+                    image.store.unpack(image, &Silent)?;
+                }
                 let files = image_files::open(image)?;
                 Ok((Plan::new(&files, transport, root, limits)?, None))
             }

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use micabox_image::progress::Silent;
 use micabox_vmm::{Disk, Limits, MachineFile};
 
 use super::Start;
@@ -46,7 +45,6 @@ impl Start {
     pub(super) fn attach_disks(&self, plan: &mut Plan, limits: &Limits) -> Result<(), Error> {
         for (image, serial) in self.setup.images() {
             let image = self.store.image_by_digest(&image.parse_digest()?)?;
-            self.store.unpack(&image, &Silent)?;
             let disk = image_disk(&image_files::open(&image)?, serial);
             plan.add_disk(disk, limits)?;
         }

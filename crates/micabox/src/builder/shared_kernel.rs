@@ -2,12 +2,11 @@
 
 use std::panic::resume_unwind;
 
-use micabox_image::Store;
 use micabox_image::store::Image;
 use micabox_vmm::{Limits, Tree};
 
 use super::Start;
-use crate::lowers::Lowers;
+use crate::lowers;
 use crate::plan::{IMAGE_SERIAL, Root, Transport};
 use crate::{Base, Error, ImageName, Upper};
 
@@ -59,9 +58,9 @@ impl Start {
         if limits.own_kernel {
             return (meanwhile(), Ok(Vec::new()));
         }
-        let (store, others) = (&self.store, self.setup.images());
+        let others = self.setup.images();
         std::thread::scope(|scope| {
-            let trees = scope.spawn(|| hold(store, image, others));
+            let trees = scope.spawn(|| hold(image, others));
             let done = meanwhile();
             let trees = trees.join();
             (done, trees.unwrap_or_else(|panic| resume_unwind(panic)))
@@ -70,17 +69,12 @@ impl Start {
 }
 
 /// Holds an image's tree, and others that are seen beside it under their serial numbers.
-fn hold(
-    store: &Store,
-    image: &Image,
-    others: Vec<(&ImageName, String)>,
-) -> Result<Vec<Tree>, Error> {
-    let lowers = Lowers::of(store)?;
-    let first = lowers.hold(image, None)?;
+fn hold(image: &Image, others: Vec<(&ImageName, String)>) -> Result<Vec<Tree>, Error> {
+    let first = lowers::hold(image, None)?;
     let mut trees = vec![first.tree(IMAGE_SERIAL.to_owned())];
-    for (image, serial) in others {
-        let image = store.image_by_digest(&image.parse_digest()?)?;
-        trees.push(lowers.hold(&image, Some(&first))?.tree(serial));
+    for (other, serial) in others {
+        let other = image.store.image_by_digest(&other.parse_digest()?)?;
+        trees.push(lowers::hold(&other, Some(&first))?.tree(serial));
     }
     Ok(trees)
 }

@@ -4,7 +4,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use micabox_image::progress::Silent;
 use micabox_vmm::{Backend, Begin, MachineFile};
 use tracing::{debug, info, info_span};
 
@@ -183,10 +182,6 @@ impl Start {
 
     /// Plans the machine's devices, and opens and checks the files that it needs.
     pub(super) fn plan(&self, backend: &dyn Backend) -> Result<Planned, Error> {
-        if let Base::Image(image) = &self.base {
-            // It may be packed; its lease comes later, and keeps it whole.
-            self.store.unpack(image, &Silent)?;
-        }
         let saved = self.saved_machine(backend)?;
         let limits = backend.limits();
         if !limits.own_kernel {

@@ -5,7 +5,7 @@
 //!
 //! [serves]: super::served
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 
 use micabox_jail::Kind;
-use micabox_jail::container::tree::{Owners, Space, make_root, mount_fuse, own_users};
+use micabox_jail::container::tree::{Owners, Readers, Space, make_root, mount_fuse, own_users};
 use micabox_jail::container::{Subordinate, Users, mount_erofs};
 use micabox_overlay::lower::LowerKind;
 use rustix::process::geteuid;
@@ -22,11 +22,11 @@ use serde::{Deserialize, Serialize};
 
 use super::In;
 use super::served::serve;
+use crate::holders::{self, Done};
 use crate::jailed::{Below, Serve, Shown};
 use crate::mounted::Server;
 use crate::own_process;
 use crate::owner::{receive, send};
-use crate::state::Directory;
 
 /// The kind of worker that holds a tree.
 pub(crate) const KIND: Kind = Kind::new(NAME, work);
@@ -46,9 +46,6 @@ pub(super) struct Job {
     pub(super) beside: Option<In>,
 }
 
-/// Whether a step was done, or why not.
-type Done = Result<(), String>;
-
 /// Starts the process, and waits until it serves clients. It has the lock from then on. It gets the listening socket
 /// and the files.
 pub(super) fn start(
@@ -57,23 +54,7 @@ pub(super) fn start(
     listener: UnixListener,
     files: Vec<File>,
 ) -> io::Result<Done> {
-    let (line, its_line) = UnixStream::pair()?;
-    let sockets = [OwnedFd::from(listener), its_line.into()].map(File::from);
-    let (ours, mut process) = own_process::start(NAME, "mica-lower", None)?;
-    send(&ours, job, sockets.iter().chain(&files))?;
-    drop((sockets, files));
-    let done = match receive::<Done>(&ours) {
-        Ok((done, _)) => done,
-        Err(_) => Err("its holder was killed".to_owned()),
-    };
-    match done {
-        Ok(()) => {
-            send(&ours, &(), [lock])?;
-            process.ends_unless_used(line);
-        }
-        Err(_) => process.wait(),
-    }
-    Ok(done)
+    holders::start_process(NAME, "mica-lower", job, lock, listener, files)
 }
 
 fn work(_: RawFd) -> i32 {
@@ -111,12 +92,7 @@ fn run() -> io::Result<()> {
         });
     }
     space.wait();
-    // Otherwise the directory is removed by the next process that looks.
-    if let Ok(all) = Directory::open(&job.store)
-        && let Ok(_names) = all.lock()
-    {
-        let _ = fs::remove_dir_all(&job.directory);
-    }
+    holders::remove(&job.store, &job.directory);
     Ok(())
 }
 
@@ -209,7 +185,7 @@ fn with_server(
     let threads = available_parallelism().map_or(2, |count| count.get().clamp(2, THREADS));
     let space = owners.start(|inside| {
         let users = File::from(own_users()?);
-        let tree = mount_fuse(threads);
+        let tree = mount_fuse(threads, Readers::All);
         let said = tree.as_ref().map(drop).map_err(ToString::to_string);
         let channels = tree.iter().flat_map(|tree| &tree.channels);
         let channels = channels.map(|channel| channel.try_clone().map(File::from));

@@ -7,6 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use micabox_image::progress::Silent;
 use micabox_mount::{Manner, Place, Shown, Target, unmount};
 use micabox_owner::socket;
 use tracing::info;
@@ -213,6 +214,8 @@ impl Mounts {
             }
             Tree::File(_) | Tree::Sandbox(_) | Tree::Snapshot(_) => return refused(FOREIGN),
         };
+        // The kernel gets the files' paths.
+        image.store.unpack(image, &Silent)?;
         let mount = match kernel::erofs(image) {
             Ok(mount) => mount,
             Err(error) if is_lacking(error) => {

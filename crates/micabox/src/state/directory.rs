@@ -18,8 +18,7 @@ const LOCK: &str = "lock";
 /// [`Store::lease`](micabox_image::Store::lease).
 const LEASE: &str = "lease.json";
 
-/// Beginning of the names of the directories of images that are mounted for containers
-/// ([`crate::lowers`]).
+/// Beginning of the names of the directories of images that a process holds for sandboxes ([`crate::holders`]).
 pub(crate) const LOWER: &str = "lower-";
 
 /// Interval of polls for a sandbox's end.

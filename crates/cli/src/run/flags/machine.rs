@@ -129,7 +129,6 @@ impl MachineArgs {
         if options.policy != PullPolicy::Always && options.platform.is_none() {
             match store.image(name) {
                 Ok(image) => {
-                    self.unpack(store, &image, name, pulls)?;
                     return Ok(image);
                 }
                 // Pulling an image again repairs one that lost a layer.
@@ -150,26 +149,10 @@ impl MachineArgs {
             None => bars::watch(&reference.familiar()),
         };
         let image = pull_blocking(store, &reference, &options, progress)?;
-        self.unpack(store, &image, name, pulls)?;
         if pulls.bound.is_none() {
             pack::after_pull(&options.settings);
         }
         Ok(image)
-    }
-
-    /// Unpacks what is packed of an image, before its lease does so silently.
-    fn unpack(
-        &self,
-        store: &Store,
-        image: &Image,
-        name: &str,
-        pulls: Pulls<'_>,
-    ) -> Result<(), Failure> {
-        let is_packed = image.layers.iter().any(|layer| store.is_packed(layer));
-        if is_packed && !self.quiet && pulls.told.is_none() {
-            store.unpack(image, &*bars::watch_unpacking(name))?;
-        }
-        Ok(())
     }
 
     /// Returns what the root is to be without.
