@@ -37,9 +37,9 @@ pub struct SandboxEvent {
     /// Nanoseconds of that.
     pub nanos: u32,
     /// What: `create`, `start`, `exec`, `exec_die`, `kill`, `pause`, `unpause`, `rename`, `update`,
-    /// `stop`, `die`, `destroy`.
+    /// `stop`, `die`, `destroy`; `read_error` of an image that can't be read, once for each layer.
     pub action: String,
-    /// The sandbox's ID.
+    /// The sandbox's ID; empty if the event is an image's.
     pub id: String,
     /// Its name then.
     pub name: String,
@@ -53,20 +53,41 @@ pub struct SandboxEvent {
 
 /// Adds an event, if that is possible.
 pub(crate) fn note(root: &Path, record: &Record, action: &str, attributes: &[(&str, String)]) {
-    let (time, nanos) = now();
-    let cut = |value: &String| value.chars().take(MAX_VALUE).collect();
     let labels = record.labels.iter();
     let labels = labels.map(|(name, value)| (name.as_str(), value));
     let attributes = attributes.iter().map(|(name, value)| (*name, value));
+    add(
+        root,
+        (&record.id, &record.name),
+        &record.base.to_string(),
+        action,
+        labels.chain(attributes),
+    );
+}
+
+/// Adds an event of an image, whichever sandboxes use it.
+pub(crate) fn note_image(root: &Path, image: &str, action: &str, attributes: &[(&str, String)]) {
+    let attributes = attributes.iter().map(|(name, value)| (*name, value));
+    add(root, ("", ""), image, action, attributes);
+}
+
+fn add<'a>(
+    root: &Path,
+    (id, name): (&str, &str),
+    image: &str,
+    action: &str,
+    attributes: impl Iterator<Item = (&'a str, &'a String)>,
+) {
+    let (time, nanos) = now();
+    let cut = |value: &str| value.chars().take(MAX_VALUE).collect();
     let event = SandboxEvent {
         time,
         nanos,
         action: action.to_owned(),
-        id: record.id.clone(),
-        name: record.name.clone(),
-        image: cut(&record.base.to_string()),
-        attributes: labels
-            .chain(attributes)
+        id: id.to_owned(),
+        name: name.to_owned(),
+        image: cut(image),
+        attributes: attributes
             .map(|(name, value)| (name.to_owned(), cut(value)))
             .collect(),
     };

@@ -236,10 +236,15 @@ pub(crate) fn name(parts: &[&[u8]]) -> String {
         .fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-pub(crate) fn not_served(image: &Image, problem: impl ToString) -> Error {
+/// Returns what an image is called in messages.
+pub(crate) fn shown(image: &Image) -> String {
     let name = image.reference.as_ref().map(ToString::to_string);
+    name.unwrap_or_else(|| image.manifest_digest.to_string())
+}
+
+pub(crate) fn not_served(image: &Image, problem: impl ToString) -> Error {
     Error::NotServed {
-        tree: name.unwrap_or_else(|| image.manifest_digest.to_string()),
+        tree: shown(image),
         problem: problem.to_string(),
     }
 }

@@ -11,14 +11,19 @@ use crate::moment;
 use crate::output::{print, print_json_line, raw, rfc3339, write_stdout};
 use crate::{Outcome, settings};
 
-/// The type of all events, in Docker's words.
-const TYPE: &str = "container";
+/// Returns an event's type in Docker's words.
+fn type_of(event: &SandboxEvent) -> &'static str {
+    match event.id.is_empty() {
+        true => "image",
+        false => "container",
+    }
+}
 
 /// Interval of looks at all sandboxes, which notes those whose owner was killed.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Show what happens to sandboxes: create, start, exec, exec_die, kill, pause, unpause, rename,
-/// update, stop, die, destroy
+/// update, stop, die, destroy; and read_error, of an image of theirs
 ///
 /// The last few thousand events are kept, and shown with --since. Without --until, waits for more.
 #[derive(Debug, clap::Args)]
@@ -32,7 +37,7 @@ pub struct Args {
     until: Option<Duration>,
 
     /// Show only events that match; may be repeated [event=die, sandbox=NAME, container=NAME, image=debian:12,
-    /// label=NAME[=VALUE], type=container]
+    /// label=NAME[=VALUE], type=container, type=image]
     #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = filter)]
     filters: Vec<(Key, String)>,
 
@@ -104,7 +109,7 @@ impl Args {
                     Key::Image => event.image == *value,
                     Key::Label => has_label(event, value),
                     // Docker's word for a sandbox.
-                    Key::Type => value == TYPE,
+                    Key::Type => value == type_of(event),
                 };
                 match key {
                     Key::Label => values.all(is_so),
@@ -123,13 +128,14 @@ impl Args {
         let attributes = event.attributes.iter();
         let attributes = attributes.map(|(name, value)| format!(", {name}={value}"));
         let time = rfc3339(event.time.try_into().unwrap_or(0));
+        let who = match type_of(event) {
+            "image" => format!("(image={}", event.image),
+            _ => format!("{} (name={}, image={}", event.id, event.name, event.image),
+        };
         let line = format!(
-            "{} {} {} (name={}, image={}{})",
+            "{} {} {who}{})",
             time.replace('Z', &format!(".{:09}Z", event.nanos)),
             event.action,
-            event.id,
-            event.name,
-            event.image,
             attributes.collect::<String>()
         );
         print(&format!("{}\n", line.replace('\n', " ")))
@@ -149,24 +155,28 @@ fn has_label(event: &SandboxEvent, label: &str) -> bool {
 /// Returns an event with Docker's fields.
 fn as_docker_has_it(event: &SandboxEvent) -> Value {
     let mut attributes = event.attributes.clone();
-    attributes.insert("name".into(), event.name.clone());
+    let (id, name) = match type_of(event) {
+        "image" => (&event.image, &event.image),
+        _ => (&event.id, &event.name),
+    };
+    attributes.insert("name".into(), name.clone());
     attributes.insert("image".into(), event.image.clone());
     let nanos = event
         .time
         .saturating_mul(1_000_000_000)
         .saturating_add(event.nanos.into());
     json!({
-        "Type": TYPE,
+        "Type": type_of(event),
         "Action": event.action,
-        "Actor": {"ID": event.id, "Attributes": attributes},
+        "Actor": {"ID": id, "Attributes": attributes},
         "scope": "local",
         "time": event.time,
         "timeNano": nanos,
         "status": event.action,
-        "id": event.id,
+        "id": id,
         "from": event.image,
         "Status": event.action,
-        "ID": event.id,
+        "ID": id,
         "From": event.image,
         "Time": event.time,
         "TimeNano": nanos,

@@ -6,14 +6,15 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
 use micabox_erofs::{BLOCK_SIZE, ReadAt};
 use micabox_fuse::Channel;
-use micabox_image::Store;
 use micabox_image::progress::Silent;
 use micabox_image::store::{Image, Layer, LayerImage};
+use micabox_image::{Digest, Store};
 use micabox_jail::Kind;
 use micabox_jail::container::tree::{Owners, Readers, mount_fuse};
 use micabox_layerfs::Files;
@@ -22,11 +23,10 @@ use rustix::fs::{Mode, OFlags, openat};
 use rustix::process::{geteuid, setpriority_process};
 use rustix::thread::gettid;
 use serde::{Deserialize, Serialize};
-use tracing::warn;
 
 use crate::holders::{self, Done};
 use crate::owner::{receive, send};
-use crate::{Error, own_process};
+use crate::{Error, history, own_process};
 
 /// The kind of worker that serves layers.
 pub(crate) const KIND: Kind = Kind::new(NAME, work);
@@ -55,6 +55,8 @@ pub(super) struct Job {
     pub(super) directory: PathBuf,
     /// The digest of the image's manifest.
     pub(super) manifest: String,
+    /// What the image is called.
+    pub(super) name: String,
 }
 
 /// Starts the process, and waits until it serves clients.
@@ -119,15 +121,12 @@ impl Layers {
             let set = socket.set_nonblocking(true);
             set.map_err(|error| text(&error))?;
         }
-        let names: Vec<_> = image.layers.iter().map(|layer| layer.diff_id).collect();
+        let problems = Problems::of(&image, &job.name);
         let files = Files::new(
             layers,
             // If there is no room, enough of them wait to be read.
             move || _ = (&wake).write(&[1]),
-            move |number, error| {
-                let layer = names.get(number).map(ToString::to_string);
-                warn!(layer, %error, "a packed layer can't be read");
-            },
+            move |number, error| problems.note(number, error),
         );
         let files = Arc::new(files.map_err(|error| text(&error))?);
         let server = Arc::clone(&files);
@@ -202,10 +201,38 @@ impl Layers {
         std::thread::spawn(move || {
             // Of this thread alone.
             let _ = setpriority_process(Some(gettid()), LOWEST_PRIORITY);
-            if let Err(error) = image.store.unpack(&image, &Silent) {
-                warn!(%error, "an image can't be unpacked");
-            }
+            // It is as well served.
+            let _ = image.store.unpack(&image, &Silent);
         });
+    }
+}
+
+/// Notes what can't be read, once for each layer, where `mica events` shows it.
+struct Problems {
+    store: PathBuf,
+    image: String,
+    /// Each layer's diff ID, and whether its first problem was noted.
+    layers: Vec<(Digest, AtomicBool)>,
+}
+
+impl Problems {
+    fn of(image: &Image, name: &str) -> Self {
+        let layers = image.layers.iter();
+        let layers = layers.map(|layer| (layer.diff_id, AtomicBool::new(false)));
+        Self {
+            store: image.store.root().to_owned(),
+            image: name.to_owned(),
+            layers: layers.collect(),
+        }
+    }
+
+    fn note(&self, number: usize, error: &io::Error) {
+        if let Some((layer, is_noted)) = self.layers.get(number)
+            && !is_noted.swap(true, Ordering::Relaxed)
+        {
+            let attributes = [("layer", layer.to_string()), ("error", error.to_string())];
+            history::note_image(&self.store, &self.image, "read_error", &attributes);
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use rustix::process::geteuid;
 use tracing::debug;
 
 use crate::Error;
-use crate::holders::{Holders, PATIENCE, Wanted, name, not_served};
+use crate::holders::{Holders, PATIENCE, Wanted, name, not_served, shown};
 use crate::owner::receive;
 use crate::state::Lock;
 
@@ -79,6 +79,7 @@ impl Wanted for Served<'_> {
             store: self.0.store.root().to_owned(),
             directory: directory.to_owned(),
             manifest: self.0.manifest_digest.to_string(),
+            name: shown(self.0),
         };
         match holder::start(&job, lock.file(), listener) {
             Ok(Ok(())) => Ok(()),

@@ -1,9 +1,9 @@
-//! Handles files that shrink while they are mapped.
+//! Handles mapped files that shrink, or can't be read.
 //!
-//! Layers must not change, but a process on the host can truncate one. A page behind a file's new
-//! end does not exist: a virtual processor that reads it stops with EFAULT, a device gets SIGBUS,
-//! or EFAULT where a system call reads the page for it. All of these end the machine, with the
-//! file's name in the message.
+//! Layers must not change, but a process on the host can truncate one, and a disk or a server can fail to
+//! read one. Such a page does not exist: a virtual processor that reads it stops with EFAULT, a device gets
+//! SIGBUS, or EFAULT where a system call reads the page for it. All of these end the machine, with the
+//! file's name in the message where it is known: the kernel tells no address of a processor's.
 
 #![allow(unsafe_code)]
 
@@ -45,15 +45,22 @@ pub(crate) fn watch(files: Vec<Mapped>) -> io::Result<()> {
 /// Returns why memory that a processor used does not exist.
 pub(crate) fn reason() -> String {
     let files = FILES.get().map(Vec::as_slice).unwrap_or_default();
-    let truncated = files.iter().find(|file| {
-        rustix::fs::fstat(&file.file).is_ok_and(|stat| {
-            u64::try_from(stat.st_size).unwrap_or_default()
-                < file.offset.saturating_add(file.length)
-        })
-    });
-    match truncated {
+    match files.iter().find(|file| file.is_truncated()) {
         Some(file) => format!("{} {TRUNCATED}", file.name),
-        None => "the guest used memory that the host can't provide".to_owned(),
+        None => {
+            "the guest used memory that the host can't provide: a layer of its image can't be read \
+                 (`mica store fsck` looks for damage), or the host has none left"
+                .to_owned()
+        }
+    }
+}
+
+impl Mapped {
+    fn is_truncated(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| {
+            u64::try_from(stat.st_size).unwrap_or_default()
+                < self.offset.saturating_add(self.length)
+        })
     }
 }
 
@@ -67,6 +74,8 @@ pub(crate) fn end_machine() -> ! {
 const FAILED: i32 = 1;
 
 const TRUNCATED: &str = "was truncated while the machine ran";
+
+const UNREADABLE: &str = "can't be read: `mica store fsck` looks for damage";
 
 extern "C" fn on_bus_error(
     _signal: libc::c_int,
@@ -82,7 +91,11 @@ extern "C" fn on_bus_error(
             .is_some_and(|offset| (offset as u64) < file.length)
     });
     let name = file.map_or("mapped memory", |file| file.name.as_str());
-    for part in [name, " ", TRUNCATED, "\n"] {
+    let what = match file {
+        Some(file) if !file.is_truncated() => UNREADABLE,
+        _ => TRUNCATED,
+    };
+    for part in [name, " ", what, "\n"] {
         // SAFETY: writes bytes that live.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }
