@@ -28,7 +28,8 @@ const ALWAYS: Until = Until::Time(Duration::from_secs(1 << 31));
 /// The files, and what happens to them.
 pub struct Files<S> {
     files: Vec<File<S>>,
-    opened: AtomicU64,
+    open_count: AtomicU64,
+    reads: AtomicU64,
     /// Called when no file is open any more.
     unused: Box<dyn Fn() + Send + Sync>,
     /// Called when a file can't be read, with its number.
@@ -58,15 +59,21 @@ impl<S: ReadAt> Files<S> {
         });
         Ok(Self {
             files: files.collect::<io::Result<_>>()?,
-            opened: AtomicU64::new(0),
+            open_count: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
             unused: Box::new(unused),
             failed: Box::new(failed),
         })
     }
 
     /// Returns how often files are open, in any process, mappings included.
-    pub fn opened(&self) -> u64 {
-        self.opened.load(Ordering::SeqCst)
+    pub fn open_count(&self) -> u64 {
+        self.open_count.load(Ordering::SeqCst)
+    }
+
+    /// Returns how many reads there have been: what the kernel has cached is not among them.
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
     }
 
     /// Returns a file by its inode number.
@@ -104,7 +111,7 @@ impl<S: ReadAt> Files<S> {
 
     fn open(&self, request: &Request<'_>) -> Result<Reply, Errno> {
         self.file(request.node)?;
-        self.opened.fetch_add(1, Ordering::SeqCst);
+        self.open_count.fetch_add(1, Ordering::SeqCst);
         let mut reply = Reply::new();
         reply.u64(0);
         reply.u32(KEEP_CACHE);
@@ -113,35 +120,42 @@ impl<S: ReadAt> Files<S> {
     }
 
     fn release(&self) -> Reply {
-        if self.opened.fetch_sub(1, Ordering::SeqCst) == 1 {
+        if self.open_count.fetch_sub(1, Ordering::SeqCst) == 1 {
             (self.unused)();
         }
         Reply::new()
     }
 
-    fn read(&self, request: &Request<'_>) -> Result<Reply, Errno> {
-        let (number, file) = self.file(request.node)?;
-        let mut body = request.body;
-        let (_handle, offset, size) = (body.u64()?, body.u64()?, body.u32()?);
-        let size = u64::from(size.min(MOST_DATA)).min(file.size.saturating_sub(offset)) as u32;
-        let mut reply = Reply::new();
-        reply.fill(size, |buffer| {
-            match file.source.read_exact_at(buffer, offset) {
-                Ok(()) => Ok(buffer.len()),
-                Err(error) => {
-                    (self.failed)(number, &error);
-                    Err(Errno::IO)
-                }
-            }
-        })?;
-        Ok(reply)
+    /// Answers a read. The reader waits for nothing else: what failed is told afterwards.
+    fn read(&self, request: &Request<'_>, answer: Answer<'_>) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let mut problem = None;
+        let mut read = || -> Result<Reply, Errno> {
+            let (number, file) = self.file(request.node)?;
+            let mut body = request.body;
+            let (_handle, offset, size) = (body.u64()?, body.u64()?, body.u32()?);
+            let size = u64::from(size.min(MOST_DATA)).min(file.size.saturating_sub(offset)) as u32;
+            let mut reply = Reply::new();
+            reply.fill(size, |buffer| {
+                let read = file.source.read_exact_at(buffer, offset);
+                read.map(|()| buffer.len()).map_err(|error| {
+                    problem = Some((number, error));
+                    Errno::IO
+                })
+            })?;
+            Ok(reply)
+        };
+        answer.reply(read());
+        if let Some((number, error)) = problem {
+            (self.failed)(number, &error);
+        }
     }
 }
 
 impl<S: ReadAt + Sync> Server for Files<S> {
     fn offer(&self) -> Offer {
         Offer {
-            flags: flag::ASYNC_READ | flag::NO_OPENDIR_SUPPORT,
+            flags: flag::ASYNC_READ | flag::NO_OPENDIR_SUPPORT | flag::OVER_IO_URING,
             background: BACKGROUND,
         }
     }
@@ -155,6 +169,9 @@ impl<S: ReadAt + Sync> Server for Files<S> {
             // Nothing to forget: numbers are those of the files.
             return;
         };
+        if request.opcode == opcode::READ {
+            return self.read(request, answer);
+        }
         answer.reply(match request.opcode {
             opcode::LOOKUP => self.look_up(request),
             opcode::GETATTR => self.attributes(request.node).map(|attributes| {
@@ -163,7 +180,6 @@ impl<S: ReadAt + Sync> Server for Files<S> {
                 reply
             }),
             opcode::OPEN => self.open(request),
-            opcode::READ => self.read(request),
             opcode::RELEASE => Ok(self.release()),
             _ => Err(Errno::NOSYS),
         });
@@ -174,7 +190,7 @@ impl<S> std::fmt::Debug for Files<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Files")
             .field("files", &self.files.len())
-            .field("opened", &self.opened)
+            .field("open_count", &self.open_count)
             .finish_non_exhaustive()
     }
 }

@@ -25,7 +25,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::owner::{receive, send};
-use crate::state::{Directory, LOWER, Lock};
+use crate::state::{Directory, HELD, Lock};
 use crate::{Error, own_process};
 
 const LOCK: &str = "lock";
@@ -91,7 +91,7 @@ impl<'a> Holders<'a> {
     pub(crate) fn hold<W: Wanted>(&self, wanted: &W) -> Result<W::Held, Error> {
         let id = wanted.id();
         let id = id.map_err(state("looking at", Path::new("/proc/self/ns/user")))?;
-        let directory = self.all.path().join(format!("{LOWER}{id}"));
+        let directory = self.all.path().join(format!("{HELD}{id}"));
         let deadline = Instant::now() + PATIENCE;
         loop {
             // One that has just ended refuses, or ends the connection: then another one is needed.

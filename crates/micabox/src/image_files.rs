@@ -47,14 +47,18 @@ pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
     })
 }
 
-/// Opens all files of `image` for reading: metadata first, then its layers.
+/// Opens all files of `image` for reading, checked as [`open`] does: metadata first, then its layers.
 pub(crate) fn for_reading(image: &Image) -> Result<Vec<File>, Error> {
-    let metadata = File::open(&image.fsmeta).map_err(|error| Error::ImageFile {
-        path: image.fsmeta.clone(),
-        source: error.into(),
-    })?;
-    let layers = layers::open(image)?;
-    Ok(std::iter::once(metadata).chain(layers).collect())
+    let files = open(image)?;
+    let files = std::iter::once(&files.fsmeta).chain(&files.layers);
+    let files = files.map(|file| {
+        let again = file.file.file().try_clone();
+        again.map_err(|error| Error::ImageFile {
+            path: file.file.path().to_owned(),
+            source: error.into(),
+        })
+    });
+    files.collect()
 }
 
 fn check(

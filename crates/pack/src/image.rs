@@ -11,9 +11,9 @@ use micabox_oci::Digest;
 use crate::list::{Frame, List};
 
 /// Chunks that are kept, of 256 KiB at most: metadata is read in small pieces.
-const CHUNKS: usize = 16;
+const CHUNKS: usize = 8;
 /// Frames that are kept, of 1 MiB at most: their chunks follow each other in most images.
-const FRAMES: usize = 8;
+const FRAMES: usize = 4;
 
 /// An image that is read from its chunks. Each is checked before a byte of it is returned.
 pub struct Image {
@@ -26,23 +26,22 @@ pub struct Image {
 
 /// What was read last, by number.
 #[derive(Default)]
-struct Kept(VecDeque<(usize, Arc<Vec<u8>>)>);
+struct Kept(VecDeque<(usize, Arc<Slot>)>);
+
+/// Bytes, once they are there. A thread that needs them meanwhile waits for the one that makes them.
+type Slot = Mutex<Option<Arc<Vec<u8>>>>;
 
 impl Kept {
-    fn get(&mut self, number: usize) -> Option<Arc<Vec<u8>>> {
-        let at = self.0.iter().position(|(kept, _)| *kept == number)?;
-        let found = self.0.remove(at)?;
-        let bytes = Arc::clone(&found.1);
-        self.0.push_back(found);
-        Some(bytes)
-    }
-
-    /// Keeps one more, and gives up the one that was not used for longest if there are more than `most`.
-    fn put(&mut self, number: usize, bytes: &Arc<Vec<u8>>, most: usize) {
-        self.0.push_back((number, Arc::clone(bytes)));
+    /// Returns the place of a number, and gives up the one that was not used for longest if there are more than `most`.
+    fn slot(&mut self, number: usize, most: usize) -> Arc<Slot> {
+        let at = self.0.iter().position(|(kept, _)| *kept == number);
+        let found = at.and_then(|at| self.0.remove(at));
+        let (_, slot) = found.unwrap_or_default();
+        self.0.push_back((number, Arc::clone(&slot)));
         if self.0.len() > most {
             self.0.pop_front();
         }
+        slot
     }
 }
 
@@ -110,15 +109,16 @@ impl Image {
     }
 
     fn kept(&self, number: usize) -> io::Result<Option<Arc<Vec<u8>>>> {
-        if let Some(bytes) = lock(&self.chunks).get(number) {
-            return Ok(Some(bytes));
-        }
-        let Some(bytes) = self.with_chunk(number, <[u8]>::to_vec)? else {
+        let chunk = self.list.chunks().get(number);
+        if chunk.is_none_or(|chunk| chunk.place.is_none()) {
             return Ok(None);
-        };
-        let bytes = Arc::new(bytes);
-        lock(&self.chunks).put(number, &bytes, CHUNKS);
-        Ok(Some(bytes))
+        }
+        let slot = lock(&self.chunks).slot(number, CHUNKS);
+        let mut slot = lock(&slot);
+        if slot.is_none() {
+            *slot = self.with_chunk(number, <[u8]>::to_vec)?.map(Arc::new);
+        }
+        Ok(slot.clone())
     }
 
     /// Passes a chunk to `used` once it is checked, and returns what that does; `None` if it is zeros, or there is none
@@ -153,8 +153,10 @@ impl Image {
             .frames()
             .get(number)
             .ok_or(io::ErrorKind::NotFound)?;
-        if let Some(content) = lock(&self.frames).get(number) {
-            return Ok((frame, content));
+        let slot = lock(&self.frames).slot(number, FRAMES);
+        let mut slot = lock(&slot);
+        if let Some(content) = &*slot {
+            return Ok((frame, Arc::clone(content)));
         }
         let mut packed = vec![0; frame.packed as usize];
         let pack = self.packs.get(frame.pack as usize);
@@ -168,7 +170,7 @@ impl Image {
         let content = content
             .map_err(|error| self.damaged(&frame, &format!("can't be inflated: {error}")))?;
         let content = Arc::new(content);
-        lock(&self.frames).put(number, &content, FRAMES);
+        *slot = Some(Arc::clone(&content));
         Ok((frame, content))
     }
 

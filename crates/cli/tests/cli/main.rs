@@ -32,6 +32,7 @@ mod mount;
 mod mount_changes;
 mod network;
 mod network_names;
+mod packed;
 mod patches;
 mod pause;
 mod published;

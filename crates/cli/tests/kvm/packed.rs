@@ -1,68 +1,21 @@
 //! Images that start packed, on our own monitor. `scripts/test-kvm` runs these.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-
-use crate::support::{Home, image, wait_until};
-
-/// Bytes of a file that hardly compress, over more frames than one, and as many that compress well.
-const LENGTH: usize = 2 << 20;
-
-/// Prints each file's checksum.
-const ALL: &str = "find /bin/busybox /srv -type f | sort | xargs md5sum";
-
-fn home() -> Home {
-    let mut state = 1_u32;
-    let random = std::iter::repeat_with(|| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 24) as u8
-    });
-    let random: Vec<u8> = random.take(LENGTH).collect();
-    let text = b"packed and read\n".repeat(LENGTH / 16);
-    let mut layers = image::layers();
-    layers.push(image::one_file("srv/random", &random));
-    layers.push(image::one_file("srv/text", &text));
-    let home = Home::empty();
-    home.load(&layers, &image::config());
-    home
-}
-
-fn tree(directory: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).unwrap();
-    let paths = entries.map(|entry| entry.unwrap().path());
-    let below = paths.flat_map(|path| match path.is_dir() {
-        true => tree(&path),
-        false => vec![path],
-    });
-    below.collect()
-}
-
-fn pack(home: &Home) -> usize {
-    let report = home.output(&["store", "pack", "--all", "--json"]).json();
-    report["packed"].as_array().unwrap().len()
-}
-
-fn packed(home: &Home) -> u64 {
-    let usage = home.output(&["store", "df", "--json"]).json();
-    usage["packed_layers"].as_u64().unwrap()
-}
+use crate::support::packed::{READ, assert_noted, damage, home, pack, packed};
+use crate::support::wait_until;
 
 #[test]
 fn what_a_machine_reads_of_a_packed_image_is_what_is_in_it() {
     let home = home();
     let run = |words: &[&str]| {
         let start = ["run", "--rm", "--backend", "kvm", "--cold"];
-        home.output(&[&start, words, &["box", "sh", "-c", ALL]].concat())
+        home.output(&[&start, words, &["box", "sh", "-c", READ]].concat())
             .ok()
     };
     let before = run(&[]);
     assert!(before.contains("/srv/random"), "{before}");
     for transport in ["pmem", "blk"] {
         for root in ["merged", "stacked"] {
-            // A short run may have ended before the image was unpacked.
-            pack(&home);
-            assert_ne!(packed(&home), 0);
+            assert_ne!(pack(&home), 0);
             let after = run(&["--transport", transport, "--root", root]);
             assert_eq!(after, before, "{transport} {root}");
             // The files' server ends with the last that has one open.
@@ -74,7 +27,7 @@ fn what_a_machine_reads_of_a_packed_image_is_what_is_in_it() {
 #[test]
 fn all_machines_of_a_packed_image_have_one_server_and_a_later_one_needs_none() {
     let home = home();
-    assert!(pack(&home) > 0);
+    assert_ne!(pack(&home), 0);
     let start = |name| {
         let start = [
             "run",
@@ -95,7 +48,7 @@ fn all_machines_of_a_packed_image_have_one_server_and_a_later_one_needs_none() {
     wait_until("the image is unpacked", || packed(&home) == 0);
     start("second");
     assert_eq!(home.held_images().len(), 1);
-    let read = |name| home.output(&["exec", name, "sh", "-c", ALL]).ok();
+    let read = |name| home.output(&["exec", name, "sh", "-c", READ]).ok();
     assert_eq!(read("first"), read("second"));
     home.output(&["rm", "-f", "first"]).ok();
     wait_until("no image is held", || home.held_images().is_empty());
@@ -107,14 +60,8 @@ fn all_machines_of_a_packed_image_have_one_server_and_a_later_one_needs_none() {
 #[test]
 fn of_a_damaged_chunk_no_byte_is_read() {
     let home = home();
-    assert!(pack(&home) > 0);
-    // The largest pack has the file that hardly compresses.
-    let packs = tree(&home.store().join("packs"));
-    let length = |path: &PathBuf| fs::metadata(path).unwrap().len();
-    let largest = packs.into_iter().max_by_key(length).unwrap();
-    let file = File::options().write(true).open(&largest).unwrap();
-    file.write_all_at(&[0x5a; 4096], length(&largest) / 2)
-        .unwrap();
+    assert_ne!(pack(&home), 0);
+    damage(&home);
     for transport in ["pmem", "blk"] {
         let start = [
             "run",
@@ -143,20 +90,6 @@ fn of_a_damaged_chunk_no_byte_is_read() {
         }
         assert!(!output.stdout().contains("random"), "{}", output.stdout());
     }
-    let events = [
-        "events",
-        "--since",
-        "1h",
-        "--until",
-        "0s",
-        "--filter",
-        "type=image",
-    ];
-    let events = home.output(&events).ok();
-    assert_eq!(events.matches(" read_error (image=").count(), 2, "{events}");
-    assert!(
-        events.contains("can't be inflated") || events.contains("other bytes"),
-        "{events}"
-    );
+    assert_noted(&home, 2);
     assert_eq!(home.output(&["store", "fsck"]).code(), 1);
 }

@@ -157,7 +157,7 @@ impl Base {
             Self::Image(_) if !limits.own_kernel => Ok((Plan::of_tree(), None)),
             Self::Image(image) => {
                 if limits.public_regions && transport != Transport::Blk {
-                    // It opens them by their paths.
+                    // QEMU opens the files of regions again, by their paths.
                     image.store.unpack(image, &Silent)?;
                 }
                 let files = image_files::open(image)?;

@@ -7,8 +7,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::available_parallelism;
-use std::time::Duration;
+use std::thread::{JoinHandle, available_parallelism};
+use std::time::{Duration, Instant};
 
 use micabox_erofs::{BLOCK_SIZE, ReadAt};
 use micabox_fuse::Channel;
@@ -20,13 +20,13 @@ use micabox_jail::container::tree::{Owners, Readers, mount_fuse};
 use micabox_layerfs::Files;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, openat};
-use rustix::process::{geteuid, setpriority_process};
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setpriority_process, setrlimit};
 use rustix::thread::gettid;
 use serde::{Deserialize, Serialize};
 
 use crate::holders::{self, Done};
 use crate::owner::{receive, send};
-use crate::{Error, history, own_process};
+use crate::{Error, Source, history, own_process};
 
 /// The kind of worker that serves layers.
 pub(crate) const KIND: Kind = Kind::new(NAME, work);
@@ -39,14 +39,23 @@ const THREADS: usize = 8;
 /// How long a client may take to receive its files: it waits for nothing else.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long to wait for room for one more client.
+/// How long to wait for room for one more client, and for the last file to be closed.
 const PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
 
-/// Of threads that let all others go first.
-const LOWEST_PRIORITY: i32 = 19;
+/// How long after the end of its machine a program may be left without an answer.
+const MOMENT: Duration = Duration::from_millis(40);
+
+/// The priority of a thread that others of this process go before.
+const LOW_PRIORITY: i32 = 10;
+
+/// For how long nothing must be read before the image is unpacked: a program that starts needs the processors.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// How long at most that is waited for.
+const LATEST: Duration = Duration::from_secs(20);
 
 /// What the process gets, with its listening socket and a line to its starter. Its lock follows once it serves.
 #[derive(Debug, Serialize, Deserialize)]
@@ -74,6 +83,15 @@ fn run() -> io::Result<()> {
     let (connection, job, files) = own_process::begin::<Job>()?;
     // It keeps no directory busy.
     rustix::process::chdir("/")?;
+    // Each layer has its packs open.
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    );
     let mut files = files.into_iter();
     let mut socket = || files.next().ok_or(io::ErrorKind::InvalidData);
     let (listener, starter) = (socket()?.into(), socket()?.into());
@@ -97,8 +115,9 @@ struct Layers {
     mount: OwnedFd,
     count: usize,
     files: Arc<Files<Padded>>,
-    /// A byte comes when no file is open any more.
-    unused: UnixStream,
+    /// A byte comes when no file is open any more, and when the image is unpacked.
+    news: UnixStream,
+    wake: Arc<UnixStream>,
     image: Image,
 }
 
@@ -116,40 +135,44 @@ impl Layers {
         let layers = image.layers.iter().map(|layer| Padded::open(&store, layer));
         let layers: Result<Vec<_>, _> = layers.collect();
         let layers = layers.map_err(|error| text(&error))?;
-        let (unused, wake) = UnixStream::pair().map_err(|error| text(&error))?;
-        for socket in [&unused, &wake] {
+        let (news, wake) = UnixStream::pair().map_err(|error| text(&error))?;
+        for socket in [&news, &wake] {
             let set = socket.set_nonblocking(true);
             set.map_err(|error| text(&error))?;
         }
+        let wake = Arc::new(wake);
+        let unused = Arc::clone(&wake);
         let problems = Problems::of(&image, &job.name);
         let files = Files::new(
             layers,
-            // If there is no room, enough of them wait to be read.
-            move || _ = (&wake).write(&[1]),
+            move || tell(&unused),
             move |number, error| problems.note(number, error),
         );
         let files = Arc::new(files.map_err(|error| text(&error))?);
         let server = Arc::clone(&files);
         std::thread::spawn(move || {
             let channels: Vec<_> = channels.into_iter().map(Channel::new).collect();
-            micabox_fuse::serve(&channels, &*server)
+            let _ = micabox_fuse::serve(&channels, &*server);
+            // Nobody answers readers any more, which are told by the end of this process.
+            std::process::exit(1)
         });
         Ok(Self {
             mount,
             count: image.layers.len(),
             files,
-            unused,
+            news,
+            wake,
             image,
         })
     }
 
-    /// Gives files to clients until none is open. The process that started this one may ask on `starter` whether it ends
-    /// at once: a byte means that it does not.
+    /// Gives files to clients until none is open, and the image is unpacked. The process that started this one may ask on
+    /// `starter` whether it ends at once: a byte means that it does not.
     fn give(&self, listener: &UnixListener, starter: UnixStream) -> io::Result<()> {
         listener.set_nonblocking(true)?;
         let mut starter = Some(starter);
-        let mut is_asked = false;
-        let mut is_unpacking = false;
+        let mut asked = None::<Instant>;
+        let mut unpacking = None::<JoinHandle<()>>;
         loop {
             let has_room = loop {
                 match listener.accept() {
@@ -160,57 +183,89 @@ impl Layers {
                     Err(error) => break error.kind() == io::ErrorKind::WouldBlock,
                 }
             };
-            if self.files.opened() == 0 {
+            let is_open = self.files.open_count() > 0;
+            let is_whole = unpacking.as_ref().is_some_and(JoinHandle::is_finished);
+            if !is_open && (is_whole || unpacking.is_none()) {
                 return Ok(());
             }
-            if !is_unpacking {
-                is_unpacking = true;
-                self.unpack();
-            }
-            if is_asked && let Some(mut starter) = starter.take() {
+            let unpacking = unpacking.get_or_insert_with(|| self.unpack());
+            // That the last files were closed, the kernel tells a moment later.
+            let may_end = unpacking.is_finished();
+            if let Some(since) = asked
+                && (!may_end || since.elapsed() > MOMENT)
+                && let Some(mut starter) = starter.take()
+            {
                 // It may have gone.
                 let _ = starter.write(&[1]);
+                asked = None;
             }
-            let polled = starter.iter().chain([&self.unused]).map(AsFd::as_fd);
+            let polled = starter.iter().chain([&self.news]).map(AsFd::as_fd);
             let polled = polled.chain(has_room.then(|| listener.as_fd()));
+            // A question is there until it is answered.
+            let skipped = usize::from(asked.is_some());
             let mut polled: Vec<PollFd<'_>> = polled
+                .skip(skipped)
                 .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
                 .collect();
-            rustix::io::retry_on_intr(|| poll(&mut polled, (!has_room).then_some(&PAUSE)))?;
-            is_asked =
-                starter.is_some() && polled.first().is_some_and(|it| !it.revents().is_empty());
-            let _ = (&self.unused).read(&mut [0; 64]);
+            let limit = (asked.is_some() || !has_room).then_some(&PAUSE);
+            rustix::io::retry_on_intr(|| poll(&mut polled, limit))?;
+            let is_asked = polled.first().is_some_and(|it| !it.revents().is_empty());
+            if asked.is_none() && starter.is_some() && is_asked {
+                asked = Some(Instant::now());
+            }
+            let _ = (&self.news).read(&mut [0; 64]);
         }
     }
 
     fn give_to(&self, client: &UnixStream) -> io::Result<()> {
         client.set_write_timeout(Some(PATIENCE))?;
-        let opened = (0..self.count).map(|number| {
+        let opened = (0..self.count).map(|number| -> io::Result<File> {
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-            openat(&self.mount, number.to_string(), flags, Mode::empty())
+            Ok(openat(&self.mount, number.to_string(), flags, Mode::empty())?.into())
         });
-        let files: Vec<File> = opened
-            .map(|file| Ok(file?.into()))
-            .collect::<io::Result<_>>()?;
-        send(client, &(), &files)
+        match opened.collect::<io::Result<Vec<File>>>() {
+            Ok(files) => send(client, &Done::Ok(()), &files),
+            Err(error) => send(client, &Done::Err(error.to_string()), []),
+        }
     }
 
-    /// Unpacks the image in a thread, so that others need no server. It ends with the process.
-    fn unpack(&self) {
-        let image = self.image.clone();
+    /// Unpacks the image in a thread, so that later machines need no server.
+    fn unpack(&self) -> JoinHandle<()> {
+        let (image, files, wake) = (
+            self.image.clone(),
+            Arc::clone(&self.files),
+            Arc::clone(&self.wake),
+        );
         std::thread::spawn(move || {
             // Of this thread alone.
-            let _ = setpriority_process(Some(gettid()), LOWEST_PRIORITY);
-            // It is as well served.
+            let _ = setpriority_process(Some(gettid()), LOW_PRIORITY);
+            let latest = Instant::now() + LATEST;
+            loop {
+                let before = files.reads();
+                std::thread::sleep(QUIET);
+                if files.reads() == before || files.open_count() == 0 || Instant::now() >= latest {
+                    break;
+                }
+            }
+            // Without it, the image stays packed.
             let _ = image.store.unpack(&image, &Silent);
-        });
+            drop(image);
+            tell(&wake);
+        })
     }
+}
+
+/// Wakes the thread that waits for news. If there is no room, enough of them wait to be read.
+fn tell(mut wake: &UnixStream) {
+    let _ = wake.write(&[1]);
 }
 
 /// Notes what can't be read, once for each layer, where `mica events` shows it.
 struct Problems {
     store: PathBuf,
     image: String,
+    /// That of its manifest.
+    digest: String,
     /// Each layer's diff ID, and whether its first problem was noted.
     layers: Vec<(Digest, AtomicBool)>,
 }
@@ -222,6 +277,7 @@ impl Problems {
         Self {
             store: image.store.root().to_owned(),
             image: name.to_owned(),
+            digest: image.manifest_digest.to_string(),
             layers: layers.collect(),
         }
     }
@@ -230,7 +286,11 @@ impl Problems {
         if let Some((layer, is_noted)) = self.layers.get(number)
             && !is_noted.swap(true, Ordering::Relaxed)
         {
-            let attributes = [("layer", layer.to_string()), ("error", error.to_string())];
+            let attributes = [
+                ("digest", self.digest.clone()),
+                ("layer", layer.to_string()),
+                ("error", error.to_string()),
+            ];
             history::note_image(&self.store, &self.image, "read_error", &attributes);
         }
     }
@@ -247,11 +307,15 @@ struct Padded {
 
 impl Padded {
     fn open(store: &Store, layer: &Layer) -> Result<Self, Error> {
-        let image = store.open_layer(layer)?;
-        let length = image.size().map_err(|error| Error::ImageFile {
+        let unusable = |source: Source| Error::ImageFile {
             path: layer.path.clone(),
-            source: error.into(),
-        })?;
+            source,
+        };
+        let image = store.open_layer(layer)?;
+        let length = image.size().map_err(|error| unusable(error.into()))?;
+        if length < layer.image_size() {
+            return Err(unusable("its chunks are of a shorter image".into()));
+        }
         Ok(Self {
             image,
             length,
@@ -278,12 +342,12 @@ fn mount() -> io::Result<(OwnedFd, Vec<OwnedFd>)> {
     let threads = available_parallelism().map_or(2, |count| count.get().clamp(2, THREADS));
     // A machine's worker may be another user, whom only root can let in: others see no filesystem that is of a user
     // namespace that they are not in.
-    let (owners, readers) = match geteuid().is_root() {
-        true => (Owners::Machine, Readers::All),
-        false => (Owners::One, Readers::Owner),
-    };
-    let space = owners.start(|inside| {
-        let mounted = mount_fuse(threads, readers);
+    if geteuid().is_root() {
+        let tree = mount_fuse(threads, Readers::All)?;
+        return Ok((tree.mount, tree.channels));
+    }
+    let space = Owners::One.start(|inside| {
+        let mounted = mount_fuse(threads, Readers::Owner);
         let done: Done = mounted.as_ref().map(drop).map_err(ToString::to_string);
         let mounted = mounted.ok();
         let files = mounted.into_iter().flat_map(|tree| {

@@ -1,8 +1,8 @@
 //! Opens an image's layers, whole or not.
 //!
-//! A layer that is packed has no file that a machine could map. A process of its own ([`holder`]) serves the layers of
-//! such an image as files by FUSE: a machine gets their descriptors and uses them as any others, so the kernel caches
-//! what was read once for all machines. Meanwhile the process unpacks the image, for those that come later. It ends when
+//! A layer that is packed has no file that a machine could map. A process of its own ([`holder`]) serves such layers as
+//! files by FUSE: a machine gets their descriptors and uses them as any others, so the kernel caches what was read once
+//! for all machines. Meanwhile the process unpacks the image, for those that come later. It ends when that is done and
 //! none of its files is open any more, in any process.
 
 mod holder;
@@ -14,60 +14,78 @@ use std::path::Path;
 
 use micabox_image::progress::Silent;
 use micabox_image::store::Image;
-use rustix::process::geteuid;
-use tracing::debug;
+use rustix::process::{getegid, geteuid};
+use tracing::info;
 
 use crate::Error;
-use crate::holders::{Holders, PATIENCE, Wanted, name, not_served, shown};
+use crate::holders::{Done, Holders, PATIENCE, Wanted, name, not_served, shown};
 use crate::owner::receive;
 use crate::state::Lock;
 
 pub(crate) use holder::KIND;
 
-/// Opens the layers of an image for reading. If some are packed, they are served; where the system has no FUSE for this
-/// user, they are unpacked first.
+/// Opens the layers of an image for reading. Those that are packed are served; where they can't be, as without FUSE,
+/// they are unpacked first.
 ///
 /// # Errors
 /// [`Error::ImageFile`]; the store's.
 pub(crate) fn open(image: &Image) -> Result<Vec<File>, Error> {
     let store = &image.store;
     store.note_use(image);
-    if image.layers.iter().any(|layer| store.is_packed(layer)) {
+    let is_packed = image.layers.iter().any(|layer| store.is_packed(layer));
+    let mut served = Vec::new();
+    if is_packed {
         match serve(image) {
-            Ok(files) => return Ok(files),
-            Err(error) => debug!(%error, "packed layers can't be served: unpacking them"),
+            Ok(files) => served = files,
+            Err(error) => {
+                info!(image = shown(image), %error, "packed layers can't be served: unpacking them");
+                store.unpack(image, &Silent)?;
+            }
         }
-        store.unpack(image, &Silent)?;
     }
+    let mut served = served.into_iter();
     let layers = image.layers.iter();
     let opened = layers.map(|layer| {
-        File::open(&layer.path).map_err(|error| Error::ImageFile {
-            path: layer.path.clone(),
-            source: error.into(),
-        })
+        let served = served.next();
+        match (File::open(&layer.path), served) {
+            (Ok(whole), _) => Ok(whole),
+            (Err(error), Some(served)) if error.kind() == io::ErrorKind::NotFound => Ok(served),
+            (Err(error), _) => Err(Error::ImageFile {
+                path: layer.path.clone(),
+                source: error.into(),
+            }),
+        }
     });
     opened.collect()
 }
 
 fn serve(image: &Image) -> Result<Vec<File>, Error> {
     let files = Holders::of(&image.store)?.hold(&Served(image))?;
-    if files.len() == image.layers.len() {
-        return Ok(files);
+    let files = files.map_err(|problem| not_served(image, problem))?;
+    if files.len() != image.layers.len() {
+        return Err(not_served(image, "its server has other layers"));
     }
-    Err(not_served(image, "its holder has other layers"))
+    for file in &files {
+        // Another group may be as another user to FUSE.
+        let seen = file.metadata();
+        seen.map_err(|error| not_served(image, error))?;
+    }
+    Ok(files)
 }
 
 /// What a holder is made for.
 struct Served<'a>(&'a Image);
 
 impl Wanted for Served<'_> {
-    type Held = Vec<File>;
+    /// Files, or why there are none.
+    type Held = Result<Vec<File>, String>;
 
-    /// This user, the image.
+    /// This user and group, to whom alone FUSE shows the files, and the image.
     fn id(&self) -> io::Result<String> {
         let user = geteuid().as_raw().to_le_bytes();
+        let group = getegid().as_raw().to_le_bytes();
         let image = self.0.manifest_digest.to_string();
-        Ok(name(&[b"layers", &user, image.as_bytes()]))
+        Ok(name(&[b"layers", &user, &group, image.as_bytes()]))
     }
 
     fn image(&self) -> &Image {
@@ -91,9 +109,9 @@ impl Wanted for Served<'_> {
         }
     }
 
-    fn greeted(&self, connection: UnixStream) -> io::Result<Vec<File>> {
+    fn greeted(&self, connection: UnixStream) -> io::Result<Self::Held> {
         connection.set_read_timeout(Some(PATIENCE))?;
-        let ((), files) = receive::<()>(&connection)?;
-        Ok(files.into_iter().map(File::from).collect())
+        let (done, files) = receive::<Done>(&connection)?;
+        Ok(done.map(|()| files.into_iter().map(File::from).collect()))
     }
 }

@@ -19,7 +19,7 @@ const LOCK: &str = "lock";
 const LEASE: &str = "lease.json";
 
 /// Beginning of the names of the directories of images that a process holds for sandboxes ([`crate::holders`]).
-pub(crate) const LOWER: &str = "lower-";
+pub(crate) const HELD: &str = "lower-";
 
 /// Interval of polls for a sandbox's end.
 const POLL: Duration = Duration::from_millis(20);
@@ -294,7 +294,7 @@ impl Directory {
         for entry in entries {
             let path = entry.map_err(state("reading", &self.path))?.path();
             if !is_sandbox(&path) {
-                remove_left_lower(&path);
+                remove_left_holder(&path);
                 continue;
             }
             let is_alive = match Lock::attempt(&path.join(LOCK)) {
@@ -393,9 +393,9 @@ fn is_sandbox(path: &Path) -> bool {
 }
 
 /// Removes what a holder of an image left that was killed.
-fn remove_left_lower(path: &Path) {
+fn remove_left_holder(path: &Path) {
     let name = path.file_name().and_then(|name| name.to_str());
-    if name.is_some_and(|name| name.starts_with(LOWER))
+    if name.is_some_and(|name| name.starts_with(HELD))
         && !matches!(Lock::attempt(&path.join(LOCK)), Ok(None))
     {
         let _ = fs::remove_dir_all(path);

@@ -19,7 +19,7 @@ mod record_file;
 mod registration;
 mod sandboxes;
 
-pub(crate) use directory::{Directory, Found, ID_LENGTH, LOWER};
+pub(crate) use directory::{Directory, Found, HELD, ID_LENGTH};
 pub(crate) use lock::Lock;
 pub use micabox_owner::process::ProcessId;
 pub use record::{Record, Status};

@@ -47,11 +47,9 @@ pub(crate) fn reason() -> String {
     let files = FILES.get().map(Vec::as_slice).unwrap_or_default();
     match files.iter().find(|file| file.is_truncated()) {
         Some(file) => format!("{} {TRUNCATED}", file.name),
-        None => {
-            "the guest used memory that the host can't provide: a layer of its image can't be read \
-                 (`mica store fsck` looks for damage), or the host has none left"
-                .to_owned()
-        }
+        None => format!(
+            "{NO_PAGE}: a layer of its image can't be read ({CAUSES}), or the host has none left"
+        ),
     }
 }
 
@@ -75,7 +73,11 @@ const FAILED: i32 = 1;
 
 const TRUNCATED: &str = "was truncated while the machine ran";
 
-const UNREADABLE: &str = "can't be read: `mica store fsck` looks for damage";
+const NO_PAGE: &str = "the guest used memory that the host can't provide";
+
+/// Why a layer can't be read.
+const CAUSES: &str =
+    "it is damaged, which `mica store fsck` finds, or its server, mica-layers, has ended";
 
 extern "C" fn on_bus_error(
     _signal: libc::c_int,
@@ -90,12 +92,12 @@ extern "C" fn on_bus_error(
             .checked_sub(file.start)
             .is_some_and(|offset| (offset as u64) < file.length)
     });
-    let name = file.map_or("mapped memory", |file| file.name.as_str());
-    let what = match file {
-        Some(file) if !file.is_truncated() => UNREADABLE,
-        _ => TRUNCATED,
+    let parts = match file {
+        Some(file) if file.is_truncated() => [&*file.name, " ", TRUNCATED, "\n"],
+        Some(file) => [&*file.name, " can't be read: ", CAUSES, "\n"],
+        None => [NO_PAGE, "", "", "\n"],
     };
-    for part in [name, " ", what, "\n"] {
+    for part in parts {
         // SAFETY: writes bytes that live.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }

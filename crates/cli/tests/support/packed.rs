@@ -1,0 +1,75 @@
+//! An image that is packed, and what reads it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::{Home, image};
+
+/// Bytes of a file that hardly compress, over more frames than one, and as many that compress well.
+const LENGTH: usize = 2 << 20;
+
+/// Prints each file's checksum.
+pub const READ: &str = "find /bin/busybox /srv -type f | sort | xargs md5sum";
+
+/// Makes a store with the image `box`, which is not packed yet.
+pub fn home() -> Home {
+    let mut state = 1_u32;
+    let random = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    });
+    let random: Vec<u8> = random.take(LENGTH).collect();
+    let text = b"packed and read\n".repeat(LENGTH / 16);
+    let mut layers = image::layers();
+    layers.push(image::one_file("srv/random", &random));
+    layers.push(image::one_file("srv/text", &text));
+    let home = Home::empty();
+    home.load(&layers, &image::config());
+    home
+}
+
+/// Packs what is not in use. Returns how many layers are packed then.
+pub fn pack(home: &Home) -> u64 {
+    home.output(&["store", "pack", "--all", "--json"]).json();
+    packed(home)
+}
+
+/// Returns how many layers are packed.
+pub fn packed(home: &Home) -> u64 {
+    let usage = home.output(&["store", "df", "--json"]).json();
+    usage["packed_layers"].as_u64().unwrap()
+}
+
+/// Damages the largest pack, which has `/srv/random`.
+pub fn damage(home: &Home) {
+    let packs = files(&home.store().join("packs"));
+    let length = |path: &PathBuf| fs::metadata(path).unwrap().len();
+    let largest = packs.into_iter().max_by_key(length).unwrap();
+    let file = File::options().write(true).open(&largest).unwrap();
+    let middle = length(&largest) / 2;
+    file.write_all_at(&[0x5a; 4096], middle).unwrap();
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let below = paths.flat_map(|path| match path.is_dir() {
+        true => files(&path),
+        false => vec![path],
+    });
+    below.collect()
+}
+
+/// Fails unless `mica events` has one event of a layer that can't be read, for each of so many starts.
+pub fn assert_noted(home: &Home, starts: usize) {
+    let filter = ["--filter", "type=image"];
+    let words = [&["events", "--since", "1h", "--until", "0s"], &filter[..]].concat();
+    let events = home.output(&words).ok();
+    assert_eq!(
+        events.matches(" read_error (image=").count(),
+        starts,
+        "{events}"
+    );
+    assert!(events.contains("of pack"), "{events}");
+}
