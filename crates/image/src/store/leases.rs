@@ -65,7 +65,8 @@ impl Store {
     ) -> Result<()> {
         let _shared = self.shared()?;
         for manifest in manifests {
-            self.image_by_digest(manifest)?;
+            let image = self.image_by_digest(manifest)?;
+            self.note_use(&image);
         }
         let record = LeaseRecord {
             manifest: None,

@@ -165,7 +165,7 @@ fn equal_files_of_different_layers_are_kept_once() {
 }
 
 #[test]
-fn an_image_that_a_sandbox_uses_is_whole() {
+fn an_image_that_a_sandbox_uses_stays_as_it_is() {
     let store = store();
     let (idle, used) = (image(&store, "idle"), image(&store, "used"));
     store.lease("sandbox", &[used.manifest_digest]).unwrap();
@@ -174,11 +174,12 @@ fn an_image_that_a_sandbox_uses_is_whole() {
     assert_eq!(report.in_use, [used.layers[0].diff_id]);
     assert!(used.layers[0].path.exists());
     store.lease("another", &[idle.manifest_digest]).unwrap();
+    assert!(!idle.layers[0].path.exists());
+    let before = packs_size(&store);
+    store.prune(&PruneOptions::default()).unwrap();
+    assert_eq!(packs_size(&store), before);
+    store.unpack(&idle, &Silent).unwrap();
     assert!(idle.layers[0].path.exists());
-    let pid = std::process::id().to_string();
-    store
-        .lease_until_crash(&pid, &[idle.manifest_digest])
-        .unwrap();
 }
 
 #[test]
@@ -271,7 +272,7 @@ fn a_chunk_that_is_damaged_is_never_used() {
         let mut changed = sound.clone();
         changed[at] ^= 1;
         fs::write(pack_path, &changed).unwrap();
-        let refused = store.lease("sandbox", &[image.manifest_digest]);
+        let refused = store.unpack(&image, &Silent);
         assert!(
             matches!(refused, Err(Error::Damaged { .. })),
             "{at}: {refused:?}"
