@@ -27,7 +27,7 @@ use super::scratch::Scratch;
 use micabox_oci::Digest;
 use micabox_oci::progress::{Event, LayerState, Phase, Progress};
 
-/// Bytes that packing a layer saves at least, beside an eighth of its space: for less its next start is not delayed.
+/// Bytes that packing a layer saves at least, beside an eighth of its space: less is not worth what reading it costs its next start.
 const LEAST: u64 = 64 << 10;
 
 const PACK: &str = "pack";

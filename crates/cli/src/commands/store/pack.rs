@@ -17,8 +17,8 @@ use crate::run::duration;
 
 /// Keep images that are not in use compressed, and equal parts of all images once
 ///
-/// A packed image is used as any other: its first start unpacks it, at about the speed of the disk. Layers of images
-/// that a sandbox, a snapshot or a mount holds stay as they are, and so do those that would hardly become smaller.
+/// A packed image is used as any other: its next start reads what it needs from what is packed, and unpacks the image
+/// in the background. Layers of images that a sandbox, a snapshot or a mount holds stay as they are, and so do those that would hardly become smaller.
 #[derive(Debug, clap::Args)]
 pub struct PackArgs {
     /// Images to pack
@@ -46,7 +46,7 @@ pub struct PackArgs {
     starts_another: bool,
 }
 
-/// Unpack images now, in place of at their next start
+/// Unpack images now, in place of in the background of their next start
 #[derive(Debug, clap::Args)]
 pub struct UnpackArgs {
     /// Images to unpack
