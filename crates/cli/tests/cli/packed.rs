@@ -98,7 +98,7 @@ fn of_a_damaged_chunk_no_byte_is_read() {
         stdout.contains("/srv/text") && !stdout.contains("/srv/random"),
         "{stdout}"
     );
-    assert_noted(&home, 1);
+    assert_noted(&home);
     assert_eq!(home.output(&["store", "fsck"]).code(), 1);
     home.assert_nothing_left();
 }

@@ -90,6 +90,6 @@ fn of_a_damaged_chunk_no_byte_is_read() {
         }
         assert!(!output.stdout().contains("random"), "{}", output.stdout());
     }
-    assert_noted(&home, 2);
+    assert_noted(&home);
     assert_eq!(home.output(&["store", "fsck"]).code(), 1);
 }

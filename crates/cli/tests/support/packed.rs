@@ -62,15 +62,11 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     below.collect()
 }
 
-/// Fails unless `mica events` has one event of a layer that can't be read, for each of so many starts.
-pub fn assert_noted(home: &Home, starts: usize) {
+/// Fails unless `mica events` has an event of the layer that can't be read.
+pub fn assert_noted(home: &Home) {
     let filter = ["--filter", "type=image"];
     let words = [&["events", "--since", "1h", "--until", "0s"], &filter[..]].concat();
     let events = home.output(&words).ok();
-    assert_eq!(
-        events.matches(" read_error (image=").count(),
-        starts,
-        "{events}"
-    );
+    assert!(events.contains(" read_error (image="), "{events}");
     assert!(events.contains("of pack"), "{events}");
 }

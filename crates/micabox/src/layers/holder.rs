@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{JoinHandle, available_parallelism};
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use micabox_erofs::{BLOCK_SIZE, ReadAt};
@@ -172,7 +172,7 @@ impl Layers {
         listener.set_nonblocking(true)?;
         let mut starter = Some(starter);
         let mut asked = None::<Instant>;
-        let mut unpacking = None::<JoinHandle<()>>;
+        let mut unpacking = None::<Arc<AtomicBool>>;
         loop {
             let has_room = loop {
                 match listener.accept() {
@@ -184,15 +184,14 @@ impl Layers {
                 }
             };
             let is_open = self.files.open_count() > 0;
-            let is_whole = unpacking.as_ref().is_some_and(JoinHandle::is_finished);
-            if !is_open && (is_whole || unpacking.is_none()) {
+            let is_whole = |over: &Arc<AtomicBool>| over.load(Ordering::SeqCst);
+            if !is_open && unpacking.as_ref().is_none_or(is_whole) {
                 return Ok(());
             }
-            let unpacking = unpacking.get_or_insert_with(|| self.unpack());
+            let is_whole = is_whole(unpacking.get_or_insert_with(|| self.unpack()));
             // That the last files were closed, the kernel tells a moment later.
-            let may_end = unpacking.is_finished();
             if let Some(since) = asked
-                && (!may_end || since.elapsed() > MOMENT)
+                && (!is_whole || since.elapsed() > MOMENT)
                 && let Some(mut starter) = starter.take()
             {
                 // It may have gone.
@@ -229,8 +228,10 @@ impl Layers {
         }
     }
 
-    /// Unpacks the image in a thread, so that later machines need no server.
-    fn unpack(&self) -> JoinHandle<()> {
+    /// Unpacks the image in a thread, so that later machines need no server. What it returns is true when that is over.
+    fn unpack(&self) -> Arc<AtomicBool> {
+        let over = Arc::<AtomicBool>::default();
+        let its_over = Arc::clone(&over);
         let (image, files, wake) = (
             self.image.clone(),
             Arc::clone(&self.files),
@@ -249,9 +250,10 @@ impl Layers {
             }
             // Without it, the image stays packed.
             let _ = image.store.unpack(&image, &Silent);
-            drop(image);
+            its_over.store(true, Ordering::SeqCst);
             tell(&wake);
-        })
+        });
+        over
     }
 }
 
