@@ -11,6 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{self, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use micabox_jail::Forked;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -100,12 +101,15 @@ impl Ending {
             }
             Self::Forked(handle) => _ = has_ended(&handle, Some(&PATIENCE)),
             Self::UnlessUsed(mut process, mut line) => {
-                let asked = line.shutdown(Shutdown::Write);
+                let limit = Duration::from_secs(PATIENCE.tv_sec.cast_unsigned());
+                let asked = line
+                    .set_read_timeout(Some(limit))
+                    .and_then(|()| line.shutdown(Shutdown::Write));
                 if asked
                     .and_then(|()| line.read(&mut [0]))
                     .is_ok_and(|bytes| bytes == 0)
                 {
-                    process.wait();
+                    process.wait_for(&PATIENCE);
                 }
             }
         }
@@ -171,6 +175,19 @@ impl OwnProcess {
         match self {
             Self::Executed(child) => _ = child.wait(),
             Self::Forked(forked) => _ = has_ended(&forked.handle, None),
+        }
+    }
+
+    /// Waits for its end, for at most `limit`.
+    fn wait_for(&mut self, limit: &Timespec) {
+        match self {
+            Self::Executed(child) => {
+                let handle = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
+                if handle.is_ok_and(|handle| has_ended(&handle, Some(limit))) {
+                    _ = child.wait();
+                }
+            }
+            Self::Forked(forked) => _ = has_ended(&forked.handle, Some(limit)),
         }
     }
 

@@ -11,33 +11,46 @@ use micabox_oci::Digest;
 use crate::list::{Frame, List};
 
 /// Chunks that are kept, of 256 KiB at most: metadata is read in small pieces.
-const CHUNKS: usize = 8;
+const CHUNKS: usize = 16;
 /// Frames that are kept, of 1 MiB at most: their chunks follow each other in most images.
-const FRAMES: usize = 4;
+const FRAMES: usize = 8;
 
 /// An image that is read from its chunks. Each is checked before a byte of it is returned.
 pub struct Image {
     list: List,
     /// In the order of the list's.
     packs: Vec<File>,
-    chunks: Mutex<Kept>,
-    frames: Mutex<Kept>,
+    cache: Arc<Cache>,
 }
 
-/// What was read last, by number.
-#[derive(Default)]
-struct Kept(VecDeque<(usize, Arc<Slot>)>);
+/// What was read last, of any number of images: at most 12 MiB.
+#[derive(Debug, Default)]
+pub struct Cache {
+    /// By digest.
+    chunks: Mutex<Kept<Digest>>,
+    /// By the digest of the pack, and offset and lengths there.
+    frames: Mutex<Kept<(Digest, u64, u32, u32)>>,
+}
+
+#[derive(Debug)]
+struct Kept<K>(VecDeque<(K, Arc<Slot>)>);
+
+impl<K> Default for Kept<K> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
 
 /// Bytes, once they are there. A thread that needs them meanwhile waits for the one that makes them.
 type Slot = Mutex<Option<Arc<Vec<u8>>>>;
 
-impl Kept {
-    /// Returns the place of a number, and gives up the one that was not used for longest if there are more than `most`.
-    fn slot(&mut self, number: usize, most: usize) -> Arc<Slot> {
-        let at = self.0.iter().position(|(kept, _)| *kept == number);
+impl<K: Copy + PartialEq> Kept<K> {
+    /// Returns the place of a key, and gives up the one that was not used for longest if there are more than `most`.
+    fn slot(&mut self, key: K, most: usize) -> Arc<Slot> {
+        let at = self.0.iter().position(|(kept, _)| *kept == key);
         let found = at.and_then(|at| self.0.remove(at));
-        let (_, slot) = found.unwrap_or_default();
-        self.0.push_back((number, Arc::clone(&slot)));
+        let slot = found.map(|(_, slot)| slot).unwrap_or_default();
+        self.0.push_back((key, Arc::clone(&slot)));
         if self.0.len() > most {
             self.0.pop_front();
         }
@@ -56,9 +69,15 @@ impl Image {
         Ok(Self {
             list,
             packs: packs?,
-            chunks: Mutex::default(),
-            frames: Mutex::default(),
+            cache: Arc::default(),
         })
+    }
+
+    /// Returns the same image, which keeps what it reads where others do too.
+    #[must_use]
+    pub fn with_cache(mut self, cache: &Arc<Cache>) -> Self {
+        self.cache = Arc::clone(cache);
+        self
     }
 
     /// Returns what it is made of.
@@ -110,10 +129,10 @@ impl Image {
 
     fn kept(&self, number: usize) -> io::Result<Option<Arc<Vec<u8>>>> {
         let chunk = self.list.chunks().get(number);
-        if chunk.is_none_or(|chunk| chunk.place.is_none()) {
+        let Some(place) = chunk.and_then(|chunk| chunk.place) else {
             return Ok(None);
-        }
-        let slot = lock(&self.chunks).slot(number, CHUNKS);
+        };
+        let slot = lock(&self.cache.chunks).slot(place.digest, CHUNKS);
         let mut slot = lock(&slot);
         if slot.is_none() {
             *slot = self.with_chunk(number, <[u8]>::to_vec)?.map(Arc::new);
@@ -153,7 +172,10 @@ impl Image {
             .frames()
             .get(number)
             .ok_or(io::ErrorKind::NotFound)?;
-        let slot = lock(&self.frames).slot(number, FRAMES);
+        let pack = self.list.packs().get(frame.pack as usize);
+        let pack = *pack.ok_or(io::ErrorKind::NotFound)?;
+        let key = (pack, frame.offset, frame.packed, frame.length);
+        let slot = lock(&self.cache.frames).slot(key, FRAMES);
         let mut slot = lock(&slot);
         if let Some(content) = &*slot {
             return Ok((frame, Arc::clone(content)));

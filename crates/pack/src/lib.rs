@@ -8,7 +8,7 @@ mod list;
 mod packer;
 
 pub use cut::{Cut, LARGEST};
-pub use image::Image;
+pub use image::{Cache, Image};
 pub use known::Known;
 pub use list::{Chunk, Frame, List, ListError, Place};
 pub use packer::{FRAME, MAGIC, Pack, Packed, Packer};

@@ -51,6 +51,7 @@ pub use images::{Fixup, Image, ImageSummary};
 pub use layer_archive::LayerArchive;
 pub use layers::{Claim, Layer, LayerClaim, LayerRecord, PADDING, RecipeRecord};
 pub use lock::Lock;
+pub use micabox_pack::Cache;
 pub use pack::{PackChoice, PackReport, Patience};
 pub use packed::LayerImage;
 pub use partial::{Keeping, Partial};

@@ -7,9 +7,10 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use micabox_erofs::{BLOCK_SIZE, ReadAt};
-use micabox_pack::List;
+use micabox_pack::{Cache, List};
 
 use super::Store;
 use super::checksum::Checksum;
@@ -35,6 +36,15 @@ pub enum LayerImage {
 }
 
 impl LayerImage {
+    /// Returns the same image, which keeps what it reads of chunks where others do too.
+    #[must_use]
+    pub fn with_cache(self, cache: &Arc<Cache>) -> Self {
+        match self {
+            Self::Whole(file) => Self::Whole(file),
+            Self::Packed(image) => Self::Packed(Box::new(image.with_cache(cache))),
+        }
+    }
+
     /// Computes the checksum of its first `length` bytes.
     pub(super) fn checksum(&self, length: u64) -> io::Result<Checksum> {
         match self {

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use micabox_erofs::{BLOCK_SIZE, ReadAt};
 use micabox_fuse::Channel;
 use micabox_image::progress::Silent;
-use micabox_image::store::{Image, Layer, LayerImage};
+use micabox_image::store::{Cache, Image, Layer, LayerImage};
 use micabox_image::{Digest, Store};
 use micabox_jail::Kind;
 use micabox_jail::container::tree::{Owners, Readers, mount_fuse};
 use micabox_layerfs::Files;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{Mode, OFlags, openat, statvfs};
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setpriority_process, setrlimit};
 use rustix::thread::gettid;
 use serde::{Deserialize, Serialize};
@@ -53,6 +53,9 @@ const LOW_PRIORITY: i32 = 10;
 
 /// For how long nothing must be read before the image is unpacked: a program that starts needs the processors.
 const QUIET: Duration = Duration::from_millis(500);
+
+/// The part of the disk that is left free.
+const RESERVE: u64 = 20;
 
 /// How long at most that is waited for.
 const LATEST: Duration = Duration::from_secs(20);
@@ -132,7 +135,9 @@ impl Layers {
         let image = store
             .image_by_digest(&digest)
             .map_err(|error| text(&error))?;
-        let layers = image.layers.iter().map(|layer| Padded::open(&store, layer));
+        let cache = Arc::default();
+        let layers = image.layers.iter();
+        let layers = layers.map(|layer| Padded::open(&store, layer, &cache));
         let layers: Result<Vec<_>, _> = layers.collect();
         let layers = layers.map_err(|error| text(&error))?;
         let (news, wake) = UnixStream::pair().map_err(|error| text(&error))?;
@@ -150,12 +155,13 @@ impl Layers {
         );
         let files = Arc::new(files.map_err(|error| text(&error))?);
         let server = Arc::clone(&files);
-        std::thread::spawn(move || {
+        let serving = std::thread::Builder::new().spawn(move || {
             let channels: Vec<_> = channels.into_iter().map(Channel::new).collect();
             let _ = micabox_fuse::serve(&channels, &*server);
             // Nobody answers readers any more, which are told by the end of this process.
             std::process::exit(1)
         });
+        serving.map_err(|error| text(&error))?;
         Ok(Self {
             mount,
             count: image.layers.len(),
@@ -237,7 +243,7 @@ impl Layers {
             Arc::clone(&self.files),
             Arc::clone(&self.wake),
         );
-        std::thread::spawn(move || {
+        let thread = std::thread::Builder::new().spawn(move || {
             // Of this thread alone.
             let _ = setpriority_process(Some(gettid()), LOW_PRIORITY);
             let latest = Instant::now() + LATEST;
@@ -249,12 +255,31 @@ impl Layers {
                 }
             }
             // Without it, the image stays packed.
-            let _ = image.store.unpack(&image, &Silent);
+            if has_room(&image) {
+                let _ = image.store.unpack(&image, &Silent);
+            }
             its_over.store(true, Ordering::SeqCst);
             tell(&wake);
         });
+        if thread.is_err() {
+            over.store(true, Ordering::SeqCst);
+        }
         over
     }
+}
+
+/// Returns whether the disk keeps some room if an image is unpacked there, which nobody has asked for.
+fn has_room(image: &Image) -> bool {
+    let packed = image
+        .layers
+        .iter()
+        .filter(|layer| image.store.is_packed(layer));
+    let needed: u64 = packed.map(Layer::image_size).sum();
+    statvfs(image.store.root()).is_ok_and(|disk| {
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let all = disk.f_blocks.saturating_mul(disk.f_frsize);
+        free.saturating_sub(needed) > all / RESERVE
+    })
 }
 
 /// Wakes the thread that waits for news. If there is no room, enough of them wait to be read.
@@ -308,12 +333,12 @@ struct Padded {
 }
 
 impl Padded {
-    fn open(store: &Store, layer: &Layer) -> Result<Self, Error> {
+    fn open(store: &Store, layer: &Layer, cache: &Arc<Cache>) -> Result<Self, Error> {
         let unusable = |source: Source| Error::ImageFile {
             path: layer.path.clone(),
             source,
         };
-        let image = store.open_layer(layer)?;
+        let image = store.open_layer(layer)?.with_cache(cache);
         let length = image.size().map_err(|error| unusable(error.into()))?;
         if length < layer.image_size() {
             return Err(unusable("its chunks are of a shorter image".into()));

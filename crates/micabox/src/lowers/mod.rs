@@ -73,12 +73,23 @@ impl Held {
 /// # Errors
 /// [`Error::NotServed`]; [`Error::State`]; those of the image's files.
 pub(crate) fn hold(image: &Image, beside: Option<&Held>) -> Result<Held, Error> {
-    Holders::of(&image.store)?.hold(&Tree { image, beside })
+    let is_packed = image
+        .layers
+        .iter()
+        .any(|layer| image.store.is_packed(layer));
+    let served = is_packed.then(|| image_files::for_reading(image));
+    Holders::of(&image.store)?.hold(&Tree {
+        image,
+        served: served.transpose()?,
+        beside,
+    })
 }
 
 /// What a holder is made for.
 struct Tree<'a> {
     image: &'a Image,
+    /// Its files, if a process serves some of them.
+    served: Option<Vec<File>>,
     /// The tree whose containers see this one too.
     beside: Option<&'a Held>,
 }
@@ -86,7 +97,8 @@ struct Tree<'a> {
 impl Wanted for Tree<'_> {
     type Held = Held;
 
-    /// This user, the user namespace to share (that of `beside`, if any), the image.
+    /// This user, the user namespace to share (that of `beside`, if any), the image; and the filesystem of layers that are
+    /// served: without its server, a tree of them can't be read.
     fn id(&self) -> io::Result<String> {
         let user = geteuid().as_raw().to_le_bytes();
         let namespace = match self.beside.and_then(|beside| beside.users.as_ref()) {
@@ -95,7 +107,11 @@ impl Wanted for Tree<'_> {
         };
         // It has a name of its own, as each view without a part of it has.
         let image = self.image.fsmeta.as_os_str().as_bytes();
-        Ok(name(&[&user, &namespace, image]))
+        let mut devices = Vec::new();
+        for file in self.served.iter().flatten() {
+            devices.extend(fstat(file)?.st_dev.to_le_bytes());
+        }
+        Ok(name(&[&user, &namespace, image, &devices]))
     }
 
     fn image(&self) -> &Image {
@@ -113,7 +129,15 @@ impl Wanted for Tree<'_> {
             directory: directory.to_owned(),
             beside: self.beside.map(|beside| beside.place),
         };
-        files.extend(image_files::for_reading(self.image)?);
+        match &self.served {
+            Some(served) => {
+                for file in served {
+                    let again = file.try_clone();
+                    files.push(again.map_err(|error| not_served(self.image, error))?);
+                }
+            }
+            None => files.extend(image_files::for_reading(self.image)?),
+        }
         match holder::start(&job, lock.file(), listener, files) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(problem)) => Err(not_served(self.image, problem)),

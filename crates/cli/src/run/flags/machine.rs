@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use micabox::builder::Boots;
 use micabox::{BackendChoice, Builder, Cancel, Trim, TrimError};
 use micabox_image::progress::{Progress, Silent};
-use micabox_image::store::Image;
+use micabox_image::store::{self, Image};
 use micabox_image::{Platform, Reference, Store};
 use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 use micabox_vmm::Acceleration;
@@ -126,13 +126,13 @@ impl MachineArgs {
         }
         options.platform = self.platform.clone().flatten();
         options.cancellation = cancel.pulls();
+        let mut unusable = None;
         if options.policy != PullPolicy::Always && options.platform.is_none() {
             match store.image(name) {
-                Ok(image) => {
-                    return Ok(image);
-                }
+                Ok(image) => return Ok(image),
                 // Pulling an image again repairs one that lost a layer.
                 Err(error) if options.policy == PullPolicy::Never => return Err(error.into()),
+                Err(error @ store::Error::Unusable { .. }) => unusable = Some(error),
                 Err(_) => {}
             }
         }
@@ -148,7 +148,11 @@ impl MachineArgs {
             None if self.quiet => Arc::new(Silent) as _,
             None => bars::watch(&reference.familiar()),
         };
-        let image = pull_blocking(store, &reference, &options, progress)?;
+        let image = pull_blocking(store, &reference, &options, progress);
+        let image = image.map_err(|error| match unusable {
+            None => Failure::from(error),
+            Some(why) => Failure::from(error).hint(format!("it is in the store, but {why}")),
+        })?;
         if pulls.bound.is_none() {
             pack::after_pull(&options.settings);
         }
