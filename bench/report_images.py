@@ -395,7 +395,9 @@ def packed(result: dict) -> str:
     title = f"a compiler's first output, {starts['size'] / 1e6:.0f} MB"
     parts.append(table([title, "ms", "ratio"], rows))
     lines = [line.replace(" us ", " µs ") for line in result["pages"]]
-    parts.append(f"Bytes that are in the server's memory, beside a file on this disk: {'; '.join(lines)}.")
+    parts.append(
+        f"Bytes that are in the server's memory, beside a file on this disk: {'; '.join(lines)}."
+    )
     return "\n\n".join(parts)
 
 

@@ -1,5 +1,5 @@
 //! What a page costs that is read through a served file: by read(2), one page at a time in a random order, and 1 MiB at a
-//! time from end to end; beside a file of the host's that is not cached by this process yet. As root.
+//! time from end to end; beside a file in the working directory that is not cached. As root.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -65,9 +65,8 @@ fn main() -> io::Result<()> {
 }
 
 fn tempfile() -> io::Result<File> {
-    let directory = std::env::temp_dir();
     let flags = OFlags::TMPFILE | OFlags::RDWR;
-    Ok(rustix::fs::open(directory, flags, Mode::from_raw_mode(0o600))?.into())
+    Ok(rustix::fs::open(".", flags, Mode::from_raw_mode(0o600))?.into())
 }
 
 fn open(mount: &OwnedFd) -> io::Result<File> {

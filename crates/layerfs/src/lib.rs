@@ -33,8 +33,10 @@ pub struct Files<S> {
     /// Called when no file is open any more.
     unused: Box<dyn Fn() + Send + Sync>,
     /// Called when a file can't be read, with its number.
-    failed: Box<dyn Fn(usize, &io::Error) + Send + Sync>,
+    failed: Box<Failed>,
 }
+
+type Failed = dyn Fn(usize, &io::Error) + Send + Sync;
 
 struct File<S> {
     source: S,

@@ -13,9 +13,10 @@ use crate::{Outcome, settings};
 
 /// Returns an event's type in Docker's words.
 fn type_of(event: &SandboxEvent) -> &'static str {
-    match event.id.is_empty() {
-        true => "image",
-        false => "container",
+    if event.id.is_empty() {
+        "image"
+    } else {
+        "container"
     }
 }
 

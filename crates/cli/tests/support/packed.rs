@@ -55,9 +55,12 @@ pub fn damage(home: &Home) {
 fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
-    let below = paths.flat_map(|path| match path.is_dir() {
-        true => files(&path),
-        false => vec![path],
+    let below = paths.flat_map(|path| {
+        if path.is_dir() {
+            files(&path)
+        } else {
+            vec![path]
+        }
     });
     below.collect()
 }
