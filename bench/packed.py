@@ -4,9 +4,7 @@
 
 Space: the store whole and packed, beside the images' layers as a registry has them (gzip, each once), and beside borg
 and restic, which cut by content as well, of the layers' archives. One image alone: packed, beside its layers in gzip.
-Time: packing and unpacking all of it, beside `zstd -3` and `zstd -d` of the layers' images, and of borg and restic. A
-start of a packed image whose layers are served, beside one that unpacks it first, and one of the image that is whole;
-and a page that is served, beside one of a file on this disk.
+Time: packing and unpacking all of it, beside `zstd -3` and `zstd -d` of the layers' images, and of borg and restic.
 """
 
 import argparse
@@ -17,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
 from bench import layers, layout, measure, mica, report
 from bench.measure import CACHE, Cost
@@ -184,56 +181,6 @@ def peers(found: dict[str, list[layout.Blob]], work: pathlib.Path) -> dict[str, 
     return result
 
 
-def links(archive: pathlib.Path) -> None:
-    """What packages over the base hide of it: they have /lib as a directory."""
-    with tempfile.TemporaryDirectory(dir=PLACE) as work:
-        for name in ["bin", "lib", "lib64", "sbin"]:
-            (pathlib.Path(work) / name).symlink_to(f"usr/{name}")
-        tar(pathlib.Path(work), archive)
-
-
-def starts(found: dict[str, list[layout.Blob]], work: pathlib.Path, rounds: int) -> dict:
-    """A compiler's first output from an image of several hundred megabytes, as a container of this machine's kernel."""
-    store, name = work / "starts", "bench.local/compiler"
-    layout.write(work / "layout", [*found["set-5"], blob("links", links)])
-    mica.load(work / "layout", name, store)
-    size = sum(file.stat().st_size for file in (store / "layers").rglob("*.erofs"))
-    program = "echo 'int main() {}' | g++ -x c++ -c -o /tmp/a.o -"
-    words = ["run", "--rm", "-q", "--backend", "host", name, "sh", "-c", program]
-
-    def whole() -> Cost:
-        command(store, "store", "unpack", name)
-        return command(store, *words)
-
-    def served() -> Cost:
-        pack()
-        return command(store, *words)
-
-    def unpacked() -> Cost:
-        pack()
-        costs = [command(store, "store", "unpack", name), command(store, *words)]
-        wall, user, system = (
-            sum(getattr(cost, name) for cost in costs) for name in ("wall", "user", "system")
-        )
-        return Cost(wall, user, system, max(cost.rss for cost in costs))
-
-    def pack() -> None:
-        """Packs, once nobody has the image any more."""
-        while "mica-layers" in subprocess.check_output(["ps", "-eo", "args"], text=True):
-            time.sleep(0.01)
-        command(store, "store", "pack", "--all")
-
-    ways = {"whole": whole, "served": served, "unpacked": unpacked}
-    costs = measure.interleave(ways, rounds)
-    return {"size": size, "costs": {who: measure.summary(runs) for who, runs in costs.items()}}
-
-
-def pages() -> list[str]:
-    """What the example of served files says: a page's time, and the speed from end to end."""
-    words = ["cargo", "run", "--release", "-q", "-p", "micabox-layerfs", "--example", "faults"]
-    return subprocess.check_output(words, text=True).splitlines()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python3 -m bench.packed")
     parser.add_argument("--rounds", type=int, default=3)
@@ -244,8 +191,6 @@ def main() -> None:
     try:
         result = {"rounds": arguments.rounds, "space": space(found, work)}
         result["peers"] = peers(found, work)
-        result["starts"] = starts(found, work, max(arguments.rounds, 5))
-        result["pages"] = pages()
         store = work / "store"
         names = [f"bench.local/{name}" for name in found]
         command(store, "store", "unpack", *names)

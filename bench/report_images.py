@@ -381,29 +381,32 @@ def packed(result: dict) -> str:
     title = f"{result['bytes'] / 1e9:.1f} GB"
     header = [title, "CPU, s", "wall, s", "CPU ratio", "wall ratio", "memory, MiB"]
     parts.append(table(header, rows))
-    starts = result["starts"]
+    return "\n\n".join(parts)
+
+
+def served(result: dict) -> str:
+    parts = [f"{source(result)} Medians of {result['rounds']} interleaved rounds."]
     names = {
         "whole": "the image is whole",
-        "served": "it is packed, and served",
+        "served": "it is packed, and its layers are served",
         "unpacked": "it is packed, and unpacked first",
     }
-    whole = starts["costs"]["whole"]["wall"]
+    whole = result["costs"]["whole"]["wall"]
     rows = []
     for who, name in names.items():
-        wall = starts["costs"][who]["wall"]
+        wall = result["costs"][who]["wall"]
         rows.append([name, f"{wall * 1000:.0f}", f"{wall / whole:.1f}"])
-    title = f"a compiler's first output, {starts['size'] / 1e6:.0f} MB"
+    title = f"a compiler's first output, {result['size'] / 1e6:.0f} MB of layers"
     parts.append(table([title, "ms", "ratio"], rows))
-    lines = [line.replace(" us ", " µs ") for line in result["pages"]]
-    parts.append(
-        f"Bytes that are in the server's memory, beside a file on this disk: {'; '.join(lines)}."
-    )
+    lines = "; ".join(line.replace(" us ", " µs ") for line in result["pages"])
+    parts.append(f"Bytes in the server's memory, beside a file on this disk: {lines}.")
     return "\n\n".join(parts)
 
 
 TABLES = {
     "converted": converted,
     "packed": packed,
+    "served": served,
     "ext4": ext4,
     "convert": convert,
     "jail": jail,
