@@ -398,8 +398,8 @@ def served(result: dict) -> str:
         rows.append([name, f"{wall * 1000:.0f}", f"{wall / whole:.1f}"])
     title = f"a compiler's first output, {result['size'] / 1e6:.0f} MB of layers"
     parts.append(table([title, "ms", "ratio"], rows))
-    lines = "; ".join(line.replace(" us ", " µs ") for line in result["pages"])
-    parts.append(f"Bytes in the server's memory, beside a file on this disk: {lines}.")
+    served, plain = (line.replace(" us ", " µs ").split(": ")[1] for line in result["pages"])
+    parts.append(f"Bytes in the server's memory: {served}. Those of a file on this disk: {plain}.")
     return "\n\n".join(parts)
 
 
