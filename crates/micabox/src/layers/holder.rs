@@ -45,7 +45,7 @@ const PAUSE: Timespec = Timespec {
     tv_nsec: 50_000_000,
 };
 
-/// How long after the end of its machine a program may be left without an answer.
+/// How long the starter's question stays open for the last files to be closed.
 const MOMENT: Duration = Duration::from_millis(40);
 
 /// The priority of a thread that others of this process go before.
@@ -54,11 +54,11 @@ const LOW_PRIORITY: i32 = 10;
 /// For how long nothing must be read before the image is unpacked: a program that starts needs the processors.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// The part of the disk that is left free.
-const RESERVE: u64 = 20;
-
-/// How long at most that is waited for.
+/// How long the thread that unpacks waits for that at most.
 const LATEST: Duration = Duration::from_secs(20);
+
+/// The part of the disk that stays free: a twentieth.
+const RESERVE: u64 = 20;
 
 /// What the process gets, with its listening socket and a line to its starter. Its lock follows once it serves.
 #[derive(Debug, Serialize, Deserialize)]
@@ -114,7 +114,7 @@ fn run() -> io::Result<()> {
 
 /// Layers that are served.
 struct Layers {
-    /// The mount, which is nowhere.
+    /// The mount, which is attached to no directory.
     mount: OwnedFd,
     count: usize,
     files: Arc<Files<Padded>>,
@@ -158,7 +158,7 @@ impl Layers {
         let serving = std::thread::Builder::new().spawn(move || {
             let channels: Vec<_> = channels.into_iter().map(Channel::new).collect();
             let _ = micabox_fuse::serve(&channels, &*server);
-            // Nobody answers readers any more, which are told by the end of this process.
+            // The kernel fails all reads once this process has ended, and its channels with it.
             std::process::exit(1)
         });
         serving.map_err(|error| text(&error))?;
@@ -268,7 +268,7 @@ impl Layers {
     }
 }
 
-/// Returns whether the disk keeps some room if an image is unpacked there, which nobody has asked for.
+/// Returns whether the disk keeps a reserve if an image is unpacked there: unpacking in the background must not fill it.
 fn has_room(image: &Image) -> bool {
     let packed = image
         .layers
@@ -364,7 +364,7 @@ impl ReadAt for Padded {
     }
 }
 
-/// Mounts a filesystem where nobody sees it. Returns the mount, and the kernel's channels.
+/// Makes a mount that is attached to no directory. Returns it, and the kernel's channels.
 fn mount() -> io::Result<(OwnedFd, Vec<OwnedFd>)> {
     let threads = available_parallelism().map_or(2, |count| count.get().clamp(2, THREADS));
     // A machine's worker may be another user, whom only root can let in: others see no filesystem that is of a user
