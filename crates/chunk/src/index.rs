@@ -32,6 +32,9 @@ use sha2::{Digest as _, Sha256, Sha512};
 /// Media type of an index that is a blob of its own.
 pub const MEDIA_TYPE: &str = "application/vnd.erofs.chunk-index.v1";
 
+/// Bytes of the longest index that is worth reading before the blob: one of two million chunks.
+pub const MOST_INDEX: u64 = 96 << 20;
+
 const MAGIC: [u8; 4] = [0xcd, 0xe4, 0xec, 0x67];
 const VERSION: u8 = 1;
 const HEADER: usize = 32;
@@ -282,21 +285,28 @@ impl Index {
         (number < self.chunks.len()).then(|| self.offsets(number))
     }
 
-    /// Checks and inflates a chunk, whose bytes in the blob are `bytes`.
+    /// Checks a chunk, whose bytes in the blob are `bytes`, against its checksum, if there is one.
     ///
     /// # Errors
     ///
-    /// [`ChunkError`]: they are other bytes than those that the index was made of.
-    pub fn decode(&self, number: usize, bytes: &[u8]) -> Result<Vec<u8>, ChunkError> {
+    /// [`ChunkError::Number`] and [`ChunkError::Checksum`].
+    pub fn verify(&self, number: usize, bytes: &[u8]) -> Result<(), ChunkError> {
         let chunk = self.chunks.get(number).ok_or(ChunkError::Number(number))?;
         let is_same = match &chunk.checksum {
             Checksum::None => true,
             Checksum::Sha256(checksum) => Sha256::digest(bytes)[..] == checksum[..],
             Checksum::Sha512(checksum) => Sha512::digest(bytes)[..] == checksum[..],
         };
-        if !is_same {
-            return Err(ChunkError::Checksum(number));
-        }
+        is_same.then_some(()).ok_or(ChunkError::Checksum(number))
+    }
+
+    /// Checks and inflates a chunk, whose bytes in the blob are `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`ChunkError`]: they are other bytes than those that the index was made of.
+    pub fn decode(&self, number: usize, bytes: &[u8]) -> Result<Vec<u8>, ChunkError> {
+        self.verify(number, bytes)?;
         let contents = self.offsets(number);
         let length = contents.end - contents.start;
         let error = |problem: String| ChunkError::Inflate {

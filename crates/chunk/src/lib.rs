@@ -6,5 +6,5 @@ mod index;
 mod writer;
 
 pub use cut::{Cuts, LARGEST, SMALLEST};
-pub use index::{ChunkError, Compression, Index, IndexError, MEDIA_TYPE};
-pub use writer::{LEVEL, Writer, Written, zstd_version};
+pub use index::{ChunkError, Compression, Index, IndexError, MEDIA_TYPE, MOST_INDEX};
+pub use writer::{FRAME_HEADER, LEVEL, Writer, Written, zstd_version};

@@ -26,8 +26,8 @@ pub fn zstd_version() -> String {
 
 /// Magic of a frame that every reader of zstd passes over (RFC 8878, 3.1.2).
 const SKIPPABLE: u32 = 0x184d_2a50;
-/// Bytes of such a frame's header: magic and length.
-const FRAME_HEADER: u64 = 8;
+/// Bytes of the header of the frame that the index is in: magic and length.
+pub const FRAME_HEADER: u64 = 8;
 /// The index begins at a multiple of this.
 const ALIGNMENT: u64 = 4;
 

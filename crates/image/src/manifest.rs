@@ -20,7 +20,7 @@ use micabox_oci::json::{self, Json};
 pub use document::{Document, Entry, Index, Manifest};
 pub use error::ManifestError;
 pub(crate) use layers::fsmeta_of;
-pub use layers::{LayerSource, layers_of};
+pub use layers::{LayerSource, Parts, layers_of};
 pub use search::Search;
 
 /// Media types of images' configs.

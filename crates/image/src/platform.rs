@@ -83,6 +83,14 @@ impl Platform {
         self
     }
 
+    /// Returns the platform with one more feature: images that ask for all of them go before others.
+    #[must_use]
+    pub fn and_feature(self, feature: &str) -> Self {
+        let mut features = self.features.clone();
+        features.push(feature.to_owned());
+        self.with_features(features)
+    }
+
     /// Returns the platform of sandboxes on this machine: Linux on the host's processor.
     pub fn host() -> Self {
         static HOST: OnceLock<Platform> = OnceLock::new();

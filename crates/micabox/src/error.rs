@@ -394,6 +394,14 @@ pub enum Error {
     /// Another tree is mounted on the directory.
     #[error("a tree is mounted on {} already", .0.display())]
     MountedAlready(PathBuf),
+    /// Only a part of an image is here.
+    #[error("of image {image} only a part is here, and the rest can't be fetched: {problem}")]
+    Incomplete {
+        /// What it is called.
+        image: String,
+        /// Why not.
+        problem: String,
+    },
     /// The server of a mounted tree ended before the tree was there.
     #[error("mounting `{tree}`: {problem}")]
     NotServed {

@@ -26,6 +26,7 @@ use sha2::{Digest, Sha256};
 
 use crate::owner::{receive, send};
 use crate::state::{Directory, HELD, Lock};
+use crate::own_process::Environment;
 use crate::{Error, own_process};
 
 const LOCK: &str = "lock";
@@ -192,6 +193,7 @@ struct Claimed {
 pub(crate) fn start_process(
     kind: &str,
     name: &str,
+    environment: Environment,
     job: &impl Serialize,
     lock: &File,
     listener: UnixListener,
@@ -199,7 +201,7 @@ pub(crate) fn start_process(
 ) -> io::Result<Done> {
     let (line, its_line) = UnixStream::pair()?;
     let sockets = [OwnedFd::from(listener), its_line.into()].map(File::from);
-    let (ours, mut process) = own_process::start(kind, name, None)?;
+    let (ours, mut process) = own_process::start(kind, name, None, environment)?;
     send(&ours, job, sockets.iter().chain(&files))?;
     drop((sockets, files));
     let done = match receive::<Done>(&ours) {

@@ -32,6 +32,15 @@ pub(crate) enum OwnProcess {
 /// password.
 const KEPT: [&str; 3] = ["PATH", "MICABOX_QEMU", "MICABOX_WORKER"];
 
+/// What such a process has of its creator's environment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Environment {
+    /// Where programs are.
+    Programs,
+    /// All of it: the process asks registries as its creator does, with its settings, proxies and credential helpers.
+    All,
+}
+
 /// How long a process that ends may take at the end of a program: the kernel may still take a machine apart.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 10,
@@ -122,18 +131,20 @@ pub(crate) fn start(
     kind: &str,
     name: &str,
     log: Option<Stdio>,
+    environment: Environment,
 ) -> io::Result<(UnixStream, OwnProcess)> {
     let (ours, theirs) = UnixStream::pair()?;
     let theirs = OwnedFd::from(theirs);
     if log.is_none()
+        && environment == Environment::Programs
         && let Some(forked) = micabox_jail::fork(kind, name, &theirs)
     {
         return Ok((ours, OwnProcess::Forked(forked)));
     }
     // Ours is the only end that is left open here, so that the process's death is seen.
-    let kept = KEPT
-        .iter()
-        .filter_map(|name| Some((name, std::env::var_os(name)?)));
+    let kept = std::env::vars_os().filter(|(name, _)| {
+        environment == Environment::All || KEPT.iter().any(|kept| *name == **kept)
+    });
     let child = Command::new(micabox_jail::program(kind)?)
         .arg0(name)
         .env_clear()

@@ -14,6 +14,8 @@ const WORKERS: &[Kind] = &[
     #[cfg(target_arch = "x86_64")]
     micabox_vmm::WORKER,
     micabox_image::WORKER,
+    micabox_image::convert::CHECKER,
+    micabox_lazy::INFLATER,
     micabox_share::KIND,
     micabox_mount::LOADER,
     micabox_vmm::QEMU_WORKER,

@@ -1,14 +1,14 @@
 //! Reads an image from its chunks.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use micabox_oci::Digest;
 
 use crate::list::{Frame, List};
+use crate::recent::Recent;
 
 /// Chunks that are kept, of 256 KiB at most: metadata is read in small pieces.
 const CHUNKS: usize = 16;
@@ -24,37 +24,20 @@ pub struct Image {
 }
 
 /// What was read last, of any number of images: at most 12 MiB.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Cache {
     /// By digest.
-    chunks: Mutex<Kept<Digest>>,
+    chunks: Recent<Digest>,
     /// By the digest of the pack, and offset and lengths there.
-    frames: Mutex<Kept<(Digest, u64, u32, u32)>>,
+    frames: Recent<(Digest, u64, u32, u32)>,
 }
 
-#[derive(Debug)]
-struct Kept<K>(VecDeque<(K, Arc<Slot>)>);
-
-impl<K> Default for Kept<K> {
+impl Default for Cache {
     fn default() -> Self {
-        Self(VecDeque::new())
-    }
-}
-
-/// Bytes, once they are there. A thread that needs them meanwhile waits for the one that makes them.
-type Slot = Mutex<Option<Arc<Vec<u8>>>>;
-
-impl<K: Copy + PartialEq> Kept<K> {
-    /// Returns the place of a key, and gives up the one that was not used for longest if there are more than `most`.
-    fn slot(&mut self, key: K, most: usize) -> Arc<Slot> {
-        let at = self.0.iter().position(|(kept, _)| *kept == key);
-        let found = at.and_then(|at| self.0.remove(at));
-        let slot = found.map(|(_, slot)| slot).unwrap_or_default();
-        self.0.push_back((key, Arc::clone(&slot)));
-        if self.0.len() > most {
-            self.0.pop_front();
+        Self {
+            chunks: Recent::new(CHUNKS),
+            frames: Recent::new(FRAMES),
         }
-        slot
     }
 }
 
@@ -132,12 +115,11 @@ impl Image {
         let Some(place) = chunk.and_then(|chunk| chunk.place) else {
             return Ok(None);
         };
-        let slot = lock(&self.cache.chunks).slot(place.digest, CHUNKS);
-        let mut slot = lock(&slot);
-        if slot.is_none() {
-            *slot = self.with_chunk(number, <[u8]>::to_vec)?.map(Arc::new);
-        }
-        Ok(slot.clone())
+        let bytes = self.cache.chunks.get(place.digest, || {
+            let chunk = self.with_chunk(number, <[u8]>::to_vec)?;
+            chunk.ok_or_else(|| io::ErrorKind::NotFound.into())
+        });
+        bytes.map(Some)
     }
 
     /// Passes a chunk to `used` once it is checked, and returns what that does; `None` if it is zeros, or there is none
@@ -175,25 +157,19 @@ impl Image {
         let pack = self.list.packs().get(frame.pack as usize);
         let pack = *pack.ok_or(io::ErrorKind::NotFound)?;
         let key = (pack, frame.offset, frame.packed, frame.length);
-        let slot = lock(&self.cache.frames).slot(key, FRAMES);
-        let mut slot = lock(&slot);
-        if let Some(content) = &*slot {
-            return Ok((frame, Arc::clone(content)));
-        }
-        let mut packed = vec![0; frame.packed as usize];
-        let pack = self.packs.get(frame.pack as usize);
-        pack.ok_or(io::ErrorKind::NotFound)?
-            .read_exact_at(&mut packed, frame.offset)
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => self.damaged(&frame, "is behind its end"),
-                _ => error,
-            })?;
-        let content = zstd::bulk::decompress(&packed, frame.length as usize);
-        let content = content
-            .map_err(|error| self.damaged(&frame, &format!("can't be inflated: {error}")))?;
-        let content = Arc::new(content);
-        *slot = Some(Arc::clone(&content));
-        Ok((frame, content))
+        let content = self.cache.frames.get(key, || {
+            let mut packed = vec![0; frame.packed as usize];
+            let pack = self.packs.get(frame.pack as usize);
+            pack.ok_or(io::ErrorKind::NotFound)?
+                .read_exact_at(&mut packed, frame.offset)
+                .map_err(|error| match error.kind() {
+                    io::ErrorKind::UnexpectedEof => self.damaged(&frame, "is behind its end"),
+                    _ => error,
+                })?;
+            let content = zstd::bulk::decompress(&packed, frame.length as usize);
+            content.map_err(|error| self.damaged(&frame, &format!("can't be inflated: {error}")))
+        });
+        Ok((frame, content?))
     }
 
     fn damaged(&self, frame: &Frame, problem: &str) -> io::Error {
@@ -202,10 +178,6 @@ impl Image {
         let problem = format!("the frame at {} of pack {pack} {problem}", frame.offset);
         io::Error::new(io::ErrorKind::InvalidData, problem)
     }
-}
-
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Debug for Image {

@@ -136,6 +136,9 @@ pub enum Reason {
     /// The token server's answer is unusable.
     #[error("its token server {0}")]
     Token(String),
+    /// An answer to a request for a part of a blob that is not this part.
+    #[error("it sends no parts of layers")]
+    NoRanges,
     /// A document larger than the limit.
     #[error("the answer is larger than {0} bytes")]
     TooLarge(u64),

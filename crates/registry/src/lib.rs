@@ -24,6 +24,7 @@ mod retry;
 mod settings;
 mod transfer;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -318,6 +319,34 @@ impl Repository {
             }
         }
         Err(error.unwrap_or_else(|| RegistryError::new(&what, &self.name, Reason::NoBlob)))
+    }
+
+    /// Fetches bytes of a layer's blob, all of `range`, which has to be within the blob and to fit into memory. No digest
+    /// is checked: that is up to the caller.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistryError`]: no source has them; [`Reason::NoRanges`] from those that send other bytes, or all of the blob.
+    pub async fn part(
+        &self,
+        diff_id: &Digest,
+        blob: &Descriptor,
+        range: Range<u64>,
+    ) -> Result<Vec<u8>, RegistryError> {
+        let what = format!("a part of layer {}", blob.digest);
+        let retrying =
+            |reason: &str, pause| transfer::retrying(&*self.progress, diff_id, reason, pause);
+        for (source, is_last) in self.sources() {
+            let part = match source.url("blobs", &blob.digest.to_string()) {
+                Ok(url) => ranges::part(source, &url, range.clone(), blob.size, &retrying).await,
+                Err(reason) => Err(reason),
+            };
+            match part {
+                Ok(bytes) => return Ok(bytes),
+                Err(reason) => self.failed(source, &what, reason, is_last)?,
+            }
+        }
+        Err(RegistryError::new(&what, &self.name, Reason::NoBlob))
     }
 
     /// Streams a layer from a URL in its manifest: over TLS, and without credentials.

@@ -181,6 +181,42 @@ fn early(left: u64) -> Reason {
     Reason::Broken(format!("a range ended {left} bytes early"))
 }
 
+/// Returns the bytes of one range of a blob of `size` bytes.
+pub(crate) async fn part(
+    source: &Source,
+    url: &Url,
+    range: Range<u64>,
+    size: u64,
+    retrying: &(dyn Fn(&str, Duration) + Sync),
+) -> Result<Vec<u8>, Reason> {
+    let length = range.end.saturating_sub(range.start);
+    if length == 0 {
+        return Ok(Vec::new());
+    }
+    let (sender, mut pieces) = mpsc::unbounded_channel();
+    let fetch = Fetch {
+        source,
+        url,
+        range,
+        size,
+        sender,
+    };
+    fetch.run(retrying).await;
+    let mut bytes = Vec::new();
+    while let Some(piece) = pieces.recv().await {
+        match piece {
+            Ok(piece) => bytes.extend_from_slice(&piece),
+            Err(Stopped::Unusable) => return Err(Reason::NoRanges),
+            Err(Stopped::Interrupted(Interrupted::Failed(reason))) => return Err(reason),
+            Err(Stopped::Interrupted(Interrupted::HungUp)) => break,
+        }
+    }
+    match length - bytes.len() as u64 {
+        0 => Ok(bytes),
+        left => Err(early(left)),
+    }
+}
+
 /// How a range ended.
 enum Ended {
     Whole,

@@ -101,6 +101,7 @@ impl Upstream {
             // A tag may have moved. Layers that the store has are not fetched again.
             policy: PullPolicy::Always,
             layers_from_elsewhere: false,
+            lazy: false,
             settings: Arc::new(settings),
             ..options
         });

@@ -8,6 +8,7 @@
 #![warn(clippy::missing_errors_doc)]
 
 mod cancellation;
+mod lazy;
 mod login;
 mod pull;
 mod push;
@@ -17,6 +18,7 @@ mod trust;
 mod verify;
 
 pub use cancellation::Cancellation;
+pub use lazy::{LazyLayers, complete_blocking};
 pub use login::check_login_blocking;
 pub use micabox_registry::{
     Credential, Credentials, LoginError, LoginFile, PSEUDONYM, Reason, RegistryError, Unauthorized,

@@ -2,6 +2,7 @@
 //! conversion, and publishes the image.
 
 mod error;
+mod lazy;
 
 pub use error::PullError;
 
@@ -21,6 +22,8 @@ use micabox_image::store::{self, Claim, Image, Keeping, Origin, Partial};
 use micabox_image::{Digest, Limits, Platform, Progress, Reference, Store};
 use micabox_registry::{self as registry, Credentials, Fetched, RegistryError, Repository};
 
+use self::lazy::Lazily;
+use crate::lazy::complete;
 use crate::traced::Traced;
 use crate::trust::Judged;
 use crate::{Cancellation, PullPolicy, Settings};
@@ -41,6 +44,9 @@ pub struct PullOptions {
     /// Whether a layer that its registry lacks may come from where the image's manifest says. Without it, the
     /// image's author chooses no host that this one connects to.
     pub layers_from_elsewhere: bool,
+    /// Whether an image may be used before its layers are here: where its registry has it as EROFS images, only their
+    /// metadata is fetched, and the rest when it is read. Without it, a pull also fetches the rest of such an image.
+    pub lazy: bool,
 }
 
 impl PullOptions {
@@ -48,6 +54,7 @@ impl PullOptions {
     pub fn new(settings: Arc<Settings>) -> Self {
         Self {
             policy: settings.pull_policy,
+            lazy: settings.lazy,
             platform: None,
             settings,
             credentials: Credentials::from_environment(),
@@ -125,7 +132,11 @@ pub(crate) async fn pull_as(
     if options.policy != PullPolicy::Always
         && let Some(image) = pull.present().await?
     {
-        return Ok(image);
+        // What its name means now is not asked for.
+        return match options.policy {
+            PullPolicy::Never => Ok(image),
+            _ => pull.completed(image).await,
+        };
     }
     if options.policy == PullPolicy::Never {
         return Err(PullError::Never {
@@ -133,16 +144,12 @@ pub(crate) async fn pull_as(
             platform: Box::new(pull.platform),
         });
     }
-    tokio::select! {
-        biased;
-        () = options.cancellation.cancelled() => Err(PullError::Cancelled {
-            reference: Box::new(reference.clone()),
-        }),
-        image = pull.run() => image,
-    }
+    let image = pull.unless_cancelled(pull.run()).await?;
+    pull.completed(image).await
 }
 
-struct Pull<'a> {
+/// A pull of one image.
+pub(crate) struct Pull<'a> {
     store: Store,
     reference: Reference,
     judged: Judged,
@@ -185,7 +192,49 @@ struct NewImage {
     layers: Vec<LayerSource>,
 }
 
-impl Pull<'_> {
+impl<'a> Pull<'a> {
+    /// Begins a pull of layers of an image that the store has.
+    pub(crate) fn again(
+        store: &Store,
+        reference: &Reference,
+        options: &'a PullOptions,
+        progress: &Arc<dyn Progress>,
+    ) -> Self {
+        Self {
+            store: store.clone(),
+            reference: reference.clone(),
+            judged: Judged {
+                name: reference.clone(),
+                above: None,
+            },
+            platform: Platform::host(),
+            options,
+            progress: Arc::clone(progress),
+        }
+    }
+
+    async fn unless_cancelled<T>(
+        &self,
+        work: impl Future<Output = Result<T, PullError>>,
+    ) -> Result<T, PullError> {
+        tokio::select! {
+            biased;
+            () = self.options.cancellation.cancelled() => Err(PullError::Cancelled {
+                reference: Box::new(self.reference.clone()),
+            }),
+            done = work => done,
+        }
+    }
+
+    /// Fetches the rest of an image's layers, unless it may be used before they are here.
+    async fn completed(&self, image: Image) -> Result<Image, PullError> {
+        if !self.options.lazy && image.is_lazy() {
+            let complete = complete(&image, self.options, &self.progress);
+            self.unless_cancelled(complete).await?;
+        }
+        Ok(image)
+    }
+
     /// Returns the image, if the store has it under this name and for this platform.
     async fn present(&self) -> Result<Option<Image>, PullError> {
         let (store, name) = (self.store.clone(), self.reference.to_string());
@@ -238,7 +287,11 @@ impl Pull<'_> {
         };
 
         self.phase(Phase::Layers);
-        self.fetch(repository, found.layers).await?;
+        let mut layers = found.layers;
+        if self.options.lazy {
+            layers = self.lazily(&repository).begin(layers).await?;
+        }
+        self.fetch(repository, layers).await?;
 
         self.phase(Phase::Publishing);
         let (store, names) = (self.store.clone(), [self.reference.clone()]);
@@ -247,6 +300,30 @@ impl Pull<'_> {
         let image = blocking(publish).await?;
         self.phase(Phase::Done);
         Ok(image)
+    }
+
+    fn lazily(&self, repository: &Arc<Repository>) -> Lazily {
+        let settings = &self.options.settings;
+        Lazily {
+            store: self.store.clone(),
+            repository: Arc::clone(repository),
+            reference: self.reference.clone(),
+            limits: Arc::new(settings.limits.clone()),
+            place: settings.conversion,
+            progress: Arc::clone(&self.progress),
+        }
+    }
+
+    /// Returns the platform, and whether images of EROFS layers go before those of archives: where they can be used
+    /// before they are here, and where the name's image is one that was.
+    async fn wanted(&self) -> Platform {
+        let (store, name) = (self.store.clone(), self.reference.to_string());
+        let is_lazy = move || store.image(&name).is_ok_and(|image| image.is_lazy());
+        let wanted = self.platform.clone();
+        if self.options.lazy || blocking(is_lazy).await {
+            return wanted.and_feature(manifest::erofs::FEATURE);
+        }
+        wanted
     }
 
     /// Gives an image in the store the requested name.
@@ -273,7 +350,7 @@ impl Pull<'_> {
     /// has the name.
     async fn find(&self, repository: &Repository) -> Result<(Found, Digest), PullError> {
         let unusable = |source| self.unusable(source);
-        let mut search = Search::new(self.platform.clone());
+        let mut search = Search::new(self.wanted().await);
         let mut fetched = repository.named(&self.reference).await?;
         let resolved = fetched.digest;
         loop {
@@ -332,7 +409,7 @@ impl Pull<'_> {
     }
 
     /// Fetches and converts every missing layer, a few at a time.
-    async fn fetch(
+    pub(crate) async fn fetch(
         &self,
         repository: Arc<Repository>,
         layers: Vec<LayerSource>,
@@ -505,6 +582,7 @@ impl LayerTask {
             diff_id,
             urls,
             archive: _,
+            parts: _,
         } = &self.layer;
         self.repository.stream(diff_id, blob, urls, sender).await
     }

@@ -62,6 +62,8 @@ pub struct Settings {
     pub pull_policy: PullPolicy,
     /// How many layers of an image are fetched and converted at the same time.
     pub parallel_layers: ParallelLayers,
+    /// Whether sandboxes start before all of their image is here, where its registry has it as EROFS images.
+    pub lazy: bool,
     /// The file that says which images may be used (containers-policy.json(5)); without it all may.
     pub policy: Option<PathBuf>,
     /// Days after which images that nothing was started from are packed, in the background of the next pull; without it
@@ -220,6 +222,7 @@ mod tests {
             defaults.transfer.longest_pause
         );
         assert_eq!(example.limits, defaults.limits);
+        assert!(example.lazy && !defaults.lazy);
         assert_eq!(example.pack_unused_days, Some(14));
         let policy = Path::new("/etc/containers/policy.json");
         assert_eq!(example.policy.as_deref(), Some(policy));

@@ -161,6 +161,7 @@ pub async fn verify_conversion(
 
     let pulled = PullOptions {
         policy: PullPolicy::Missing,
+        lazy: false,
         platform: Some(platform.clone()),
         ..options.clone()
     };

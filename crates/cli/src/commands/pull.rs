@@ -29,6 +29,10 @@ pub struct Args {
     #[arg(long, value_name = "OS/ARCH", value_parser = empty_or(platform))]
     platform: Option<OrNone<Platform>>,
 
+    /// Fetch only what is needed to start: the rest when it is read, or by the next pull without this
+    #[arg(long, conflicts_with = "verify_conversion")]
+    lazy: bool,
+
     /// Check that the image's EROFS images are made from its archives (`mica convert --verify`)
     #[arg(long)]
     verify_conversion: bool,
@@ -76,6 +80,7 @@ pub fn execute(args: Args) -> Outcome {
     let mut options = PullOptions::new(settings::settings()?);
     options.platform = args.platform.flatten();
     options.policy = PullPolicy::Always;
+    options.lazy = args.lazy;
     let name = args.image.familiar();
     let image = {
         let progress: Arc<dyn Progress> = match args.progress {

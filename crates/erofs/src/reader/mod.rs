@@ -104,6 +104,22 @@ pub fn length_of(head: &[u8]) -> Result<u64> {
     Ok(u64::from(superblock.blocks) * BLOCK_SIZE)
 }
 
+/// Returns where the metadata begins, in bytes, of the image that begins with `head`, its first block. In an image that
+/// this crate wrote, metadata is the first block and all from there to the end: before it are files' contents.
+///
+/// # Errors
+///
+/// Those of [`Reader::open`] for the superblock.
+pub fn metadata_start(head: &[u8]) -> Result<u64> {
+    let superblock = head.get(in_memory(SUPERBLOCK_OFFSET)..in_memory(BLOCK_SIZE));
+    let superblock = decode(superblock.ok_or(Error::NotErofs)?)?;
+    let start = match superblock.xattr_block {
+        0 => superblock.meta_block,
+        shared => superblock.meta_block.min(shared),
+    };
+    Ok(u64::from(start.min(superblock.blocks)) * BLOCK_SIZE)
+}
+
 fn decode(superblock: &[u8]) -> Result<Superblock> {
     Superblock::decode(superblock).map_err(|problem| match problem {
         SuperblockProblem::Magic => Error::NotErofs,

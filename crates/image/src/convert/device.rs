@@ -34,6 +34,17 @@ pub(super) struct Written {
     blocks: u64,
 }
 
+impl Written {
+    /// Takes an image of so many blocks, whose checksum someone says.
+    pub(super) fn of(file: File, checksum: Checksum, blocks: u64) -> Self {
+        Self {
+            file,
+            checksum,
+            blocks,
+        }
+    }
+}
+
 /// Writes the image to `out`, and leaves out what follows it: its hash tree. Also returns how many bytes there were
 /// in all.
 pub(super) fn write(

@@ -171,7 +171,7 @@ impl<'a> Patience<'a> {
     }
 }
 
-fn jail_limits(limits: &Limits) -> micabox_jail::Limits {
+pub(super) fn jail_limits(limits: &Limits) -> micabox_jail::Limits {
     micabox_jail::Limits {
         memory: limits
             .metadata_size
@@ -204,7 +204,7 @@ fn check(converted: &Converted, kind: LayerKind, recipe: &File) -> Result<(), Re
 
 /// Why a worker made no layer: a [`Reason`] that can leave the jail.
 #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
-enum Refusal {
+pub(super) enum Refusal {
     #[error("{1}")]
     Source(Option<i32>, String),
     #[error("{1}")]
@@ -271,7 +271,7 @@ impl From<Reason> for Refusal {
     }
 }
 
-fn reason(error: CallError<Refusal>) -> Reason {
+pub(super) fn reason(error: CallError<Refusal>) -> Reason {
     let refusal = match error {
         CallError::Refused(refusal) => refusal,
         CallError::Died { death, .. } => return Reason::Worker(bounded(&format!("it {death}"))),

@@ -9,6 +9,7 @@ mod device;
 mod error;
 pub(crate) mod fuzzing;
 mod jail;
+mod lazy;
 mod media_type;
 mod memory;
 mod native;
@@ -20,6 +21,8 @@ mod xattr;
 
 pub use error::{Error, Reason};
 pub use jail::{Place, WORKER};
+pub use lazy::{CHECKER, metadata_chunks};
+pub(crate) use lazy::{Known, check as check_metadata};
 pub(crate) use media_type::LayerKind;
 
 use std::fs::File;
@@ -76,7 +79,7 @@ impl Expect {
         self.digest().unwrap_or(self.diff_id)
     }
 
-    fn error(&self, reason: impl Into<Reason>) -> Error {
+    pub(crate) fn error(&self, reason: impl Into<Reason>) -> Error {
         Error {
             layer: self.layer(),
             reason: reason.into(),
@@ -214,16 +217,16 @@ fn convert(
 
 /// A layer whose image is written, but not published.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Converted {
+pub(crate) struct Converted {
     /// Length of the image in blocks.
     blocks: u64,
     /// Checksum of the image.
     checksum: Checksum,
-    inodes: u64,
-    uncompressed_size: u64,
-    entries: u64,
+    pub inodes: u64,
+    pub uncompressed_size: u64,
+    pub entries: u64,
     /// Attributes and ACLs that were left out.
-    dropped_xattrs: u64,
+    pub dropped_xattrs: u64,
     /// How to rebuild the archive, if the blob was one.
     recipe: Option<RecipeRecord>,
 }

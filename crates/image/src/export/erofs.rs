@@ -124,9 +124,23 @@ impl<'a> Source<'a> {
         if layer.record.recipe.is_some() {
             annotations.push((names::ARCHIVE, layer.diff_id.to_string()));
         }
+        let image = store.open_layer(layer)?;
+        let mut head = [0; BLOCK_SIZE as usize];
+        image
+            .read_exact_at(&mut head, 0)
+            .map_err(|error| read_error(&layer.path, error))?;
+        let metadata =
+            micabox_erofs::reader::metadata_start(&head).map_err(|error| store::Error::Damaged {
+                path: layer.path.clone(),
+                problem: error.to_string(),
+            })?;
+        annotations.extend([
+            (names::METADATA, metadata.to_string()),
+            (names::CHECKSUM, layer.record.checksum.to_string()),
+        ]);
         Ok(Self {
             path: &layer.path,
-            image: store.open_layer(layer)?,
+            image,
             length: layer.image_size(),
             uuid: identity::layer_uuid(layer.identity()),
             annotations,

@@ -32,6 +32,10 @@ pub const VERITY_BLOCK: &str = "org.erofs.dmverity.block_size";
 
 /// Of a device: digest of the uncompressed archive that it was made of.
 pub const ARCHIVE: &str = "org.micabox.archive";
+/// Of a device: where the image's metadata begins, in bytes. It ends with the image; before it are files' contents.
+pub const METADATA: &str = "org.micabox.metadata";
+/// Of a device: the checksum of the image, as the store has it. It is compared once all of the image is there.
+pub const CHECKSUM: &str = "org.micabox.checksum";
 /// Of a manifest: the [`crate::identity::FORMAT`] of its layers. Another version makes others of the same archives.
 pub const FORMAT: &str = "org.micabox.format";
 /// Of a manifest: the version of zstd that made its blobs. Another one may compress the same chunks otherwise.

@@ -5,13 +5,19 @@
 //! [spec]: https://github.com/erofs/erofs-image-spec
 
 use std::collections::HashMap;
+use std::ops::Range;
 
+use micabox_erofs::BLOCK_SIZE;
 use oci_spec::image::ImageConfiguration;
 
-use super::erofs::{ARCHIVE, CHUNK_INDEX, DEVICE, FORMAT, ROLE, STACKED, UNCOMPRESSED};
+use super::erofs::{
+    ARCHIVE, CHECKSUM, CHUNK_INDEX, DEVICE, FORMAT, INDEX_DIGEST, INDEX_RANGE, INDEX_TYPE, METADATA,
+    ROLE, STACKED, UNCOMPRESSED, VERITY_OFFSET,
+};
 use super::{Entry, Manifest, ManifestError, digest_of};
 use crate::convert::LayerKind;
 use crate::identity;
+use crate::store::Checksum;
 use crate::{Descriptor as Blob, Digest, Limits, printable};
 
 /// Beginnings of annotations with which other tools mark blobs that have a layer's media type and
@@ -46,6 +52,52 @@ pub struct LayerSource {
     pub urls: Vec<String>,
     /// Of an image that was converted elsewhere: digest of the layer's archive, as the manifest says.
     pub archive: Option<Digest>,
+    /// How to use it before all of its blob is here; none if the manifest doesn't say, or not in words of this version.
+    pub parts: Option<Parts>,
+}
+
+/// What the manifest of a converted image says of a layer's blob, so that parts of it can be used before the rest is
+/// here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parts {
+    /// Where the chunk index is in the blob, without the header of its frame, which comes before it and is where the
+    /// last chunk ends.
+    pub index: Range<u64>,
+    /// Digest of the index.
+    pub index_digest: Digest,
+    /// Length of the image in bytes: its hash tree follows it.
+    pub length: u64,
+    /// Where the image's metadata begins, in bytes.
+    pub metadata: u64,
+    /// The checksum that the image is to have in the store.
+    pub checksum: Checksum,
+}
+
+impl Parts {
+    /// Reads a device's annotations; `None` if one is missing, or is not as this version writes it.
+    fn of(entry: &Entry) -> Option<Self> {
+        let number = |text: &str| text.parse::<u64>().ok();
+        if entry.annotation(INDEX_TYPE)? != micabox_chunk::MEDIA_TYPE {
+            return None;
+        }
+        let (start, end) = entry.annotation(INDEX_RANGE)?.split_once(':')?;
+        let (start, end) = (number(start)?, number(end)?);
+        let index = start.checked_add(micabox_chunk::FRAME_HEADER)?..end;
+        let length = number(entry.annotation(VERITY_OFFSET)?)?;
+        let metadata = number(entry.annotation(METADATA)?)?;
+        let is_sound = index.start < index.end
+            && Some(index.end) == entry.size
+            && length.is_multiple_of(BLOCK_SIZE)
+            && metadata.is_multiple_of(BLOCK_SIZE)
+            && metadata < length;
+        is_sound.then_some(Self {
+            index,
+            index_digest: entry.annotation(INDEX_DIGEST)?.parse().ok()?,
+            length,
+            metadata,
+            checksum: entry.annotation(CHECKSUM)?.parse().ok()?,
+        })
+    }
 }
 
 /// Returns the layers of an image, bottom first, without those that have no files.
@@ -115,6 +167,7 @@ pub fn layers_of(
         let foreign =
             entry.media_type.contains("nondistributable") || entry.media_type.contains(".foreign.");
         layers.push(LayerSource {
+            parts: archive.and_then(|_| Parts::of(entry)),
             archive,
             diff_id,
             urls: if foreign {

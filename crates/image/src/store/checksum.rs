@@ -11,6 +11,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
+use std::str::FromStr;
 
 use micabox_erofs::{BLOCK_SIZE, ReadAt};
 use rustix::fs::SeekFrom as Find;
@@ -88,12 +89,18 @@ impl Serialize for Checksum {
 impl<'de> Deserialize<'de> for Checksum {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let hex = text
-            .strip_prefix("blake3:")
-            .ok_or_else(|| de::Error::custom("a checksum starts with `blake3:`"))?;
-        blake3::Hash::from_hex(hex)
-            .map(Self)
-            .map_err(de::Error::custom)
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+impl FromStr for Checksum {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let hex = text.strip_prefix("blake3:");
+        let hex = hex.ok_or("a checksum starts with `blake3:`")?;
+        let hash = blake3::Hash::from_hex(hex).map_err(|error| error.to_string())?;
+        Ok(Self(hash))
     }
 }
 

@@ -72,6 +72,15 @@ pub enum Error {
         diff_id: Digest,
     },
 
+    /// Only a part of a layer is here.
+    #[error(
+        "of layer {diff_id} only what was read of it is here: `mica pull` the image, which fetches the rest"
+    )]
+    Lazy {
+        /// The layer.
+        diff_id: Digest,
+    },
+
     /// Two blobs have one diff ID, but contain different layers.
     #[error(
         "layer {diff_id} in the store is another one than this blob holds, and one of them is a \

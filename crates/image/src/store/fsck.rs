@@ -313,10 +313,27 @@ impl Fsck<'_> {
         let uuid = identity::layer_uuid(record.identity());
         let found = match (&layer.image, &layer.list) {
             (Some(image), _) => self.image_file(image, &file, uuid),
+            (None, None) if !layer.lazy.is_empty() => self.lazy_layer(diff_id, uuid)?,
             (None, None) => Err("its image is missing".to_owned()),
             (None, Some(_)) => self.packed(diff_id, &file, uuid)?,
         };
         Ok(found.and_then(|()| self.recipe(diff_id, record.recipe.as_ref())))
+    }
+
+    /// Checks the metadata of a layer of which only a part is here. What was read of it is checked when it is read again.
+    fn lazy_layer(&mut self, diff_id: &Digest, uuid: [u8; 16]) -> Result<Found> {
+        let Some(layer) = self.store.layer(diff_id)? else {
+            return Ok(Err("not all of what is needed of it is here".to_owned()));
+        };
+        let record = match self.store.lazy_metadata(&layer) {
+            Ok(record) => record,
+            Err(error @ Error::Damaged { .. }) => return Ok(Err(error.to_string())),
+            Err(error) => return Err(error),
+        };
+        let path = self.store.layout.lazy_metadata(diff_id);
+        let file = File::open(&path).context("open", &path)?;
+        let found = self.bytes(&LayerImage::Whole(file), &record, uuid);
+        found.context("read", &path)
     }
 
     /// Checks a layer's recipe, and rebuilds the archive from it if `archives` is set.

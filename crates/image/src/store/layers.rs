@@ -106,7 +106,8 @@ pub(crate) fn padded_blocks(blocks: u64) -> u64 {
 pub struct Layer {
     /// Digest of the uncompressed layer, which names it: of its archive, or of the EROFS image that it came as.
     pub diff_id: Digest,
-    /// Its filesystem image, which is missing while the layer is [packed](Store::pack): [`Store::open_layer`] reads both.
+    /// Its filesystem image, which is missing while the layer is [packed](Store::pack), which [`Store::open_layer`] reads
+    /// as well, or only a part of it is here ([`Store::is_lazy`]).
     pub path: PathBuf,
     /// Length of the image in blocks of 4 KiB, with its padding.
     pub blocks: u64,
@@ -169,7 +170,9 @@ impl Store {
             // Without a lock: it may be unpacked meanwhile, or its chunks be in another pack.
             Err(_) => {
                 let is_packed = |_| self.has_packed(diff_id, layer.record.blocks);
-                (0..2).any(is_packed) || layer.path.exists()
+                (0..2).any(is_packed)
+                    || self.has_lazy(diff_id, layer.record.blocks)
+                    || layer.path.exists()
             }
         };
         let usable = layer.record.format == identity::FORMAT
@@ -205,14 +208,19 @@ impl Store {
             Some(blob) => Ok(self.diff_id_of_blob(blob)? == Some(*diff_id)),
             None => Ok(true),
         };
+        // One of which only a part is here is made anew.
+        let layer = || -> Result<_> {
+            let layer = self.layer(diff_id)?;
+            Ok(layer.filter(|layer| !self.is_lazy(layer)))
+        };
         let shared = self.shared()?;
         if is_of_blob()?
-            && let Some(layer) = self.layer(diff_id)?
+            && let Some(layer) = layer()?
         {
             return Ok(Claim::Present(layer));
         }
         let lock = Lock::wait(&self.layout.layer_lock(diff_id), Mode::Exclusive)?;
-        Ok(match self.layer(diff_id)? {
+        Ok(match layer()? {
             Some(layer) if is_of_blob()? => Claim::Present(layer),
             present => Claim::Missing(LayerClaim {
                 store: self.clone(),
@@ -255,6 +263,11 @@ impl LayerClaim {
     /// Returns the store to make the layer in.
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// Returns whether the store has a layer with that diff ID that another blob was converted to.
+    pub(super) fn has_other(&self) -> bool {
+        self.present.is_some()
     }
 
     /// Starts the layer's image. Returns its file, and the scratch directory for it and all other
@@ -304,6 +317,7 @@ impl LayerClaim {
         durable::publish(&scratch.path(IMAGE), &path)?;
         // The layer exists only once its record does.
         durable::publish(&scratch.path(RECORD), &layout.layer_record(&self.diff_id))?;
+        self.store.remove_lazy(&self.diff_id)?;
         drop(scratch);
         self.note_blob(blob)?;
         Ok(Layer {

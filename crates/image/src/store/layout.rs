@@ -47,6 +47,21 @@ impl Layout {
         self.sharded("layers", diff_id, ".chunks")
     }
 
+    /// Returns the path of the record of a layer of which only a part is here.
+    pub fn lazy(&self, diff_id: &Digest) -> PathBuf {
+        self.sharded("layers", diff_id, ".lazy")
+    }
+
+    /// Returns the path of what is here of such a layer's blob.
+    pub fn lazy_blob(&self, diff_id: &Digest) -> PathBuf {
+        self.sharded("layers", diff_id, ".blob")
+    }
+
+    /// Returns the path of the metadata of such a layer.
+    pub fn lazy_metadata(&self, diff_id: &Digest) -> PathBuf {
+        self.sharded("layers", diff_id, ".metadata")
+    }
+
     /// Returns the path of a pack of chunks.
     pub fn pack(&self, pack: &Digest) -> PathBuf {
         self.sharded("packs", pack, ".pack")

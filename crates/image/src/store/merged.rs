@@ -68,7 +68,7 @@ pub(super) fn make_trimmed(
 fn merge(store: &Store, image: &Digest, layers: &[Layer]) -> Result<Merge> {
     let mut sources = Vec::new();
     for layer in layers {
-        let source = Cached::new(store.open_layer(layer)?).context("read", &layer.path)?;
+        let source = Cached::new(store.open_metadata(layer)?).context("read", &layer.path)?;
         sources.push((layer.identity().hex(), source));
     }
     let inputs: Vec<_> = sources

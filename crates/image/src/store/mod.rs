@@ -6,6 +6,7 @@
 //! layers/sha256/<xx>/<diff ID>.recipe  from which its archive is rebuilt
 //! layers/sha256/<xx>/<diff ID>.chunks  in place of the image of a packed layer: its chunks
 //! packs/sha256/<xx>/<pack>.pack        chunks of packed layers
+//! layers/sha256/<xx>/<diff ID>.lazy    of a layer of which only a part is here, with .blob and .metadata
 //! layers/sha256/<xx>/<diff ID>.json    its metadata; a layer without it doesn't exist
 //! blobs/sha256/<xx>/<blob>.json        the layer that a blob contains
 //! images/sha256/<manifest>/            manifest.json, config.json, image.json, fsmeta.erofs,
@@ -27,6 +28,7 @@ mod images;
 mod layer_archive;
 mod layers;
 mod layout;
+mod lazy;
 mod leases;
 mod lock;
 mod merged;
@@ -50,6 +52,7 @@ pub use fsck::{Finding, FsckOptions, FsckReport, Repair};
 pub use images::{Fixup, Image, ImageSummary};
 pub use layer_archive::LayerArchive;
 pub use layers::{Claim, Layer, LayerClaim, LayerRecord, PADDING, RecipeRecord};
+pub use lazy::{LazyClaim, LazyLayer, LazyRecord};
 pub use lock::Lock;
 pub use micabox_pack::Cache;
 pub use pack::{PackChoice, PackReport, Patience};

@@ -188,7 +188,7 @@ impl Store {
             match self.layer(diff_id)? {
                 // One that can't be used is for fsck.
                 None => {}
-                Some(layer) if self.is_packed(&layer) => {}
+                Some(layer) if !self.is_whole(&layer) => {}
                 Some(_) if used.contains(diff_id) => report.in_use.push(*diff_id),
                 Some(layer) => layers.push(layer),
             }
@@ -207,7 +207,7 @@ impl Store {
         let _shared = self.shared()?;
         let _lock = Lock::wait(&self.layout.layer_lock(diff_id), Mode::Exclusive)?;
         // It may have been removed meanwhile, or made anew.
-        if self.layer(diff_id)?.as_ref() != Some(layer) || self.is_packed(layer) {
+        if self.layer(diff_id)?.as_ref() != Some(layer) || !self.is_whole(layer) {
             return Ok(Outcome::Gone);
         }
         if let Ok(Some(list)) = self.list(diff_id)

@@ -80,8 +80,11 @@ impl Store {
         match File::open(&layer.path) {
             Ok(file) => Ok(LayerImage::Whole(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let list = self.list(&layer.diff_id)?;
-                let list = list.ok_or(error).context("open", &layer.path)?;
+                let diff_id = layer.diff_id;
+                let list = match self.list(&diff_id)? {
+                    None if self.is_lazy(layer) => return Err(Error::Lazy { diff_id }),
+                    list => list.ok_or(error).context("open", &layer.path)?,
+                };
                 let image = self.packed_image(list);
                 image.map_err(|error| self.chunk_error(&layer.diff_id, error))
             }
@@ -92,7 +95,8 @@ impl Store {
     /// Returns whether a layer is packed, so that its image's file is missing.
     #[must_use]
     pub fn is_packed(&self, layer: &Layer) -> bool {
-        layer.path.try_exists().is_ok_and(|is_there| !is_there)
+        let is_missing = layer.path.try_exists().is_ok_and(|is_there| !is_there);
+        is_missing && !self.is_lazy(layer)
     }
 
     /// Notes that an image is used: it is then not packed as unused.

@@ -64,6 +64,8 @@ pub(super) struct LayerEntry {
     pub record: Option<PathBuf>,
     pub recipe: Option<PathBuf>,
     pub list: Option<PathBuf>,
+    /// Those of a layer of which only a part is here.
+    pub lazy: Vec<PathBuf>,
     /// Disk space of all of them in bytes.
     pub bytes: u64,
     /// Bytes of its chunks in packs, which other layers may have as well, if it is packed; only [`Store::usage`] counts
@@ -76,7 +78,7 @@ pub(super) struct LayerEntry {
 impl LayerEntry {
     pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
         let others = self.image.iter().chain(&self.recipe).chain(&self.list);
-        self.record.iter().chain(others)
+        self.record.iter().chain(others).chain(&self.lazy)
     }
 }
 
@@ -156,13 +158,14 @@ impl Reachability {
                 continue;
             };
             let bytes = disk_usage(&path)?;
+            let record = store.layout.layer_record(&digest);
             match extension {
                 Some("erofs") if path == store.layout.layer(&digest) => {
                     let entry = self.layers.entry(digest).or_default();
                     entry.bytes += bytes;
                     entry.image = Some(path);
                 }
-                Some("json") if path == store.layout.layer_record(&digest) => {
+                Some("json") if path == record => {
                     let entry = self.layers.entry(digest).or_default();
                     entry.bytes += bytes;
                     entry.record = Some(path);
@@ -176,6 +179,11 @@ impl Reachability {
                     let entry = self.layers.entry(digest).or_default();
                     entry.bytes += bytes;
                     entry.list = Some(path);
+                }
+                Some("lazy" | "blob" | "metadata") if path.parent() == record.parent() => {
+                    let entry = self.layers.entry(digest).or_default();
+                    entry.bytes += bytes;
+                    entry.lazy.push(path);
                 }
                 _ => self.strangers.push(path),
             }

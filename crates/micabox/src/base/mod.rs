@@ -7,14 +7,13 @@ mod wrapped;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use micabox_image::progress::Silent;
 use micabox_image::store::Image;
 use micabox_image::{Store, Trim};
 use micabox_overlay::lower::LowerKind;
 use oci_spec::image::Config;
 
 use crate::plan::{Plan, Root, Transport};
-use crate::{Error, Record, Snapshot, image_files};
+use crate::{Error, Record, Snapshot, image_files, layers};
 
 pub(crate) use disk::{Claim, filesystem, foreign, is_dirty};
 pub use disk::{DiskProblem, Format, OpenDisk, RootDisk};
@@ -158,7 +157,7 @@ impl Base {
             Self::Image(image) => {
                 if limits.public_regions && transport != Transport::Blk {
                     // QEMU opens the files of regions again, by their paths.
-                    image.store.unpack(image, &Silent)?;
+                    layers::make_whole(image)?;
                 }
                 let files = image_files::open(image)?;
                 Ok((Plan::new(&files, transport, root, limits)?, None))

@@ -125,6 +125,7 @@ impl Error {
             Self::DoesNotRun(_) | Self::Starts(_) | Self::NotRunning(_) | Self::Paused => {
                 Kind::NotRunning
             }
+            Self::Incomplete { .. } => Kind::Unreachable,
             Self::Cancelled => Kind::Cancelled,
             Self::Silent(_) | Self::Stuck { .. } | Self::TimedOut(_) => Kind::TimedOut,
             Self::DamagedSnapshot { .. } | Self::BadRecord(_) | Self::ImageNotMounted(_) => {

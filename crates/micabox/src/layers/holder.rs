@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use micabox_erofs::{BLOCK_SIZE, ReadAt};
 use micabox_fuse::Channel;
-use micabox_image::progress::Silent;
-use micabox_image::store::{Cache, Image, Layer, LayerImage};
+use micabox_image::store::{Cache, Image, Layer};
 use micabox_image::{Digest, Store};
 use micabox_jail::Kind;
 use micabox_jail::container::tree::{Owners, Readers, mount_fuse};
@@ -24,7 +23,9 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setpriority_process,
 use rustix::thread::gettid;
 use serde::{Deserialize, Serialize};
 
+use super::missing::Missing;
 use crate::holders::{self, Done};
+use crate::own_process::Environment;
 use crate::owner::{receive, send};
 use crate::{Error, Source, history, own_process};
 
@@ -72,8 +73,14 @@ pub(super) struct Job {
 }
 
 /// Starts the process, and waits until it serves clients.
-pub(super) fn start(job: &Job, lock: &File, listener: UnixListener) -> io::Result<Done> {
-    holders::start_process(NAME, "mica-layers", job, lock, listener, Vec::new())
+pub(super) fn start(
+    job: &Job,
+    environment: Environment,
+    lock: &File,
+    listener: UnixListener,
+) -> io::Result<Done> {
+    let files = Vec::new();
+    holders::start_process(NAME, "mica-layers", environment, job, lock, listener, files)
 }
 
 fn work(_: RawFd) -> i32 {
@@ -136,8 +143,15 @@ impl Layers {
             .image_by_digest(&digest)
             .map_err(|error| text(&error))?;
         let cache = Arc::default();
-        let layers = image.layers.iter();
-        let layers = layers.map(|layer| Padded::open(&store, layer, &cache));
+        let missing = image.is_lazy().then(|| Missing::of(&image)).transpose();
+        let missing = missing.map_err(|error| text(&error))?;
+        let layers = image.layers.iter().map(|layer| match &missing {
+            Some(missing) if store.is_lazy(layer) => {
+                let lazy = missing.open(&image, layer)?;
+                Padded::new(layer, Box::new(lazy))
+            }
+            _ => Padded::open(&store, layer, &cache),
+        });
         let layers: Result<Vec<_>, _> = layers.collect();
         let layers = layers.map_err(|error| text(&error))?;
         let (news, wake) = UnixStream::pair().map_err(|error| text(&error))?;
@@ -234,7 +248,7 @@ impl Layers {
         }
     }
 
-    /// Unpacks the image in a thread, so that later machines need no server. What it returns is true when that is over.
+    /// Makes the image whole in a thread, so that later machines need no server. What it returns is true when that is over.
     fn unpack(&self) -> Arc<AtomicBool> {
         let over = Arc::<AtomicBool>::default();
         let its_over = Arc::clone(&over);
@@ -254,9 +268,9 @@ impl Layers {
                     break;
                 }
             }
-            // Without it, the image stays packed.
+            // Without it, the image stays as it is.
             if has_room(&image) {
-                let _ = image.store.unpack(&image, &Silent);
+                let _ = super::make_whole(&image);
             }
             its_over.store(true, Ordering::SeqCst);
             tell(&wake);
@@ -273,7 +287,7 @@ fn has_room(image: &Image) -> bool {
     let packed = image
         .layers
         .iter()
-        .filter(|layer| image.store.is_packed(layer));
+        .filter(|layer| !image.store.is_whole(layer));
     let needed: u64 = packed.map(Layer::image_size).sum();
     statvfs(image.store.root()).is_ok_and(|disk| {
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
@@ -325,7 +339,7 @@ impl Problems {
 
 /// A layer's image as its file has it: with zeros behind what is packed.
 struct Padded {
-    image: LayerImage,
+    image: Box<dyn ReadAt + Send + Sync>,
     /// Bytes of the image.
     length: u64,
     /// Bytes of the file.
@@ -334,11 +348,15 @@ struct Padded {
 
 impl Padded {
     fn open(store: &Store, layer: &Layer, cache: &Arc<Cache>) -> Result<Self, Error> {
+        let image = store.open_layer(layer)?.with_cache(cache);
+        Self::new(layer, Box::new(image))
+    }
+
+    fn new(layer: &Layer, image: Box<dyn ReadAt + Send + Sync>) -> Result<Self, Error> {
         let unusable = |source: Source| Error::ImageFile {
             path: layer.path.clone(),
             source,
         };
-        let image = store.open_layer(layer)?.with_cache(cache);
         let length = image.size().map_err(|error| unusable(error.into()))?;
         if length < layer.image_size() {
             return Err(unusable("its chunks are of a shorter image".into()));

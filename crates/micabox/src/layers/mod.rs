@@ -1,11 +1,12 @@
 //! Opens an image's layers, whole or not.
 //!
-//! A layer that is packed has no file that a machine could map. A process of its own ([`holder`]) serves such layers as
-//! files by FUSE: a machine gets their descriptors and uses them as any others, so the kernel caches what was read once
-//! for all machines. Meanwhile the process unpacks the image, for those that come later. It ends when that is done and
-//! none of its files is open any more, in any process.
+//! A layer that is packed, or of which only a part is here, has no file that a machine could map. A process of its own
+//! ([`holder`]) serves such layers as files by FUSE: a machine gets their descriptors and uses them as any others, so the
+//! kernel caches what was read once for all machines. Meanwhile the process makes the image whole, for those that come
+//! later. It ends when that is done and none of its files is open any more, in any process.
 
 mod holder;
+mod missing;
 
 use std::fs::File;
 use std::io;
@@ -19,6 +20,7 @@ use tracing::info;
 
 use crate::Error;
 use crate::holders::{Done, Holders, PATIENCE, Wanted, name, not_served, shown};
+use crate::own_process::Environment;
 use crate::owner::receive;
 use crate::state::Lock;
 
@@ -32,14 +34,13 @@ pub(crate) use holder::KIND;
 pub(crate) fn open(image: &Image) -> Result<Vec<File>, Error> {
     let store = &image.store;
     store.note_use(image);
-    let is_packed = image.layers.iter().any(|layer| store.is_packed(layer));
     let mut served = Vec::new();
-    if is_packed {
+    if !is_whole(image) {
         match serve(image) {
             Ok(files) => served = files,
             Err(error) => {
-                info!(image = shown(image), %error, "packed layers can't be served: unpacking them");
-                store.unpack(image, &Silent)?;
+                info!(image = shown(image), %error, "layers can't be served: making them whole");
+                make_whole(image)?;
             }
         }
     }
@@ -57,6 +58,25 @@ pub(crate) fn open(image: &Image) -> Result<Vec<File>, Error> {
         }
     });
     opened.collect()
+}
+
+/// Returns whether each of an image's layers has a file of its own.
+pub(crate) fn is_whole(image: &Image) -> bool {
+    let mut layers = image.layers.iter();
+    layers.all(|layer| image.store.is_whole(layer))
+}
+
+/// Makes a file of each of an image's layers: those that are packed are unpacked, and of those of which only a part is
+/// here the rest is fetched.
+///
+/// # Errors
+/// The store's; [`Error::Incomplete`].
+pub(crate) fn make_whole(image: &Image) -> Result<(), Error> {
+    image.store.unpack(image, &Silent)?;
+    if image.is_lazy() {
+        missing::complete(image)?;
+    }
+    Ok(())
 }
 
 fn serve(image: &Image) -> Result<Vec<File>, Error> {
@@ -99,11 +119,16 @@ impl Wanted for Served<'_> {
             manifest: self.0.manifest_digest.to_string(),
             name: shown(self.0),
         };
-        match holder::start(&job, lock.file(), listener) {
+        let environment = if self.0.is_lazy() {
+            Environment::All
+        } else {
+            Environment::Programs
+        };
+        match holder::start(&job, environment, lock.file(), listener) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(problem)) => Err(not_served(self.0, problem)),
             Err(source) => Err(Error::System {
-                what: "starting the server of packed layers",
+                what: "starting the server of layers",
                 source,
             }),
         }

@@ -26,6 +26,7 @@ use crate::holders::{self, Done};
 use crate::jailed::{Below, Serve, Shown};
 use crate::mounted::Server;
 use crate::own_process;
+use crate::own_process::Environment;
 use crate::owner::{receive, send};
 
 /// The kind of worker that holds a tree.
@@ -54,7 +55,8 @@ pub(super) fn start(
     listener: UnixListener,
     files: Vec<File>,
 ) -> io::Result<Done> {
-    holders::start_process(NAME, "mica-lower", job, lock, listener, files)
+    let environment = Environment::Programs;
+    holders::start_process(NAME, "mica-lower", environment, job, lock, listener, files)
 }
 
 fn work(_: RawFd) -> i32 {

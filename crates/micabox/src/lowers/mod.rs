@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::holders::{Holders, PATIENCE, Wanted, name, not_served};
 use crate::owner::receive;
 use crate::state::Lock;
-use crate::{Error, image_files, owner};
+use crate::{Error, image_files, layers, owner};
 
 pub(crate) use holder::KIND;
 
@@ -73,11 +73,7 @@ impl Held {
 /// # Errors
 /// [`Error::NotServed`]; [`Error::State`]; those of the image's files.
 pub(crate) fn hold(image: &Image, beside: Option<&Held>) -> Result<Held, Error> {
-    let is_packed = image
-        .layers
-        .iter()
-        .any(|layer| image.store.is_packed(layer));
-    let served = is_packed.then(|| image_files::for_reading(image));
+    let served = (!layers::is_whole(image)).then(|| image_files::for_reading(image));
     Holders::of(&image.store)?.hold(&Tree {
         image,
         served: served.transpose()?,

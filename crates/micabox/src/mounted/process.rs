@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::own_process::Environment;
 use crate::owner::{receive, send};
 use crate::{ProcessId, own_process};
 
@@ -18,7 +19,7 @@ pub(super) fn start<'a>(
     job: &impl Serialize,
     files: impl IntoIterator<Item = &'a File>,
 ) -> io::Result<Result<ProcessId, String>> {
-    let (ours, process) = own_process::start(kind, "mica-mount", None)?;
+    let (ours, process) = own_process::start(kind, "mica-mount", None, Environment::Programs)?;
     send(&ours, job, files)?;
     let problem = match receive::<Result<(), String>>(&ours) {
         Ok((Ok(()), _)) => {

@@ -7,7 +7,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use micabox_image::progress::Silent;
 use micabox_mount::{Manner, Place, Shown, Target, unmount};
 use micabox_owner::socket;
 use tracing::info;
@@ -22,7 +21,7 @@ use super::{
 use crate::jailed::{self, Below, Serve};
 use crate::sandbox::now;
 use crate::state::Lock;
-use crate::{BaseName, Error, ProcessId, upper};
+use crate::{BaseName, Error, ProcessId, layers, upper};
 
 /// How a tree is mounted.
 #[derive(Clone, Debug, Default)]
@@ -215,7 +214,7 @@ impl Mounts {
             Tree::File(_) | Tree::Sandbox(_) | Tree::Snapshot(_) => return refused(FOREIGN),
         };
         // The kernel gets the files' paths.
-        image.store.unpack(image, &Silent)?;
+        layers::make_whole(image)?;
         let mount = match kernel::erofs(image) {
             Ok(mount) => mount,
             Err(error) if is_lacking(error) => {

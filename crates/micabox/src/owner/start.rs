@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use super::NAME;
 use super::job::{self, Job};
-use crate::own_process::{self, OwnProcess};
+use crate::own_process::{self, Environment, OwnProcess};
 
 /// An owner, as its creator sees it.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(crate) fn start<'a>(
     descriptors: impl IntoIterator<Item = &'a File>,
     log: Option<Stdio>,
 ) -> io::Result<Owner> {
-    let (connection, process) = own_process::start(NAME, "mica-owner", log)?;
+    let (connection, process) = own_process::start(NAME, "mica-owner", log, Environment::Programs)?;
     job::send(&connection, job, descriptors)?;
     Ok(Owner {
         connection,

@@ -5,7 +5,7 @@ use std::io;
 use micabox_image::convert;
 use micabox_image::manifest::ManifestError;
 use micabox_image::store;
-use micabox_image::{Platform, Reference};
+use micabox_image::{Digest, Platform, Reference};
 use micabox_registry::RegistryError;
 use micabox_trust::{PolicyError, Refused, SignatureError};
 
@@ -52,6 +52,14 @@ pub enum PullError {
         from: Option<String>,
         /// What is wrong with it.
         source: Box<convert::Error>,
+    },
+    /// The rest of a layer, of which a part is here, can't be fetched.
+    #[error("cannot fetch the rest of layer {layer}: {source}")]
+    Parts {
+        /// The layer's diff ID.
+        layer: Digest,
+        /// The registry's error, or what is wrong with what it sent.
+        source: io::Error,
     },
     /// The store failed.
     #[error(transparent)]

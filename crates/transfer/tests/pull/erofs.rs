@@ -21,11 +21,11 @@ use crate::push::Pusher;
 use crate::server::Registry;
 
 /// An image in a registry, in both forms.
-struct Converted {
-    directory: TempDir,
-    registry: DockerRegistry,
-    pusher: Pusher,
-    pushed: Pushed,
+pub struct Converted {
+    pub directory: TempDir,
+    pub registry: DockerRegistry,
+    pub pusher: Pusher,
+    pub pushed: Pushed,
 }
 
 /// An EROFS image of a registry, uncompressed.
@@ -43,7 +43,7 @@ fn veritysetup() -> Command {
     command
 }
 
-fn reference(registry: &DockerRegistry, rest: &str) -> Reference {
+pub fn reference(registry: &DockerRegistry, rest: &str) -> Reference {
     format!("{}/{rest}", registry.host()).parse().unwrap()
 }
 
@@ -60,9 +60,13 @@ fn test_image() -> TestImage {
 
 impl Converted {
     fn new() -> Self {
+        Self::of(test_image())
+    }
+
+    pub fn of(image: TestImage) -> Self {
         let directory = directory_on_disk();
         let registry = DockerRegistry::start(directory.path(), "");
-        let mut pusher = Pusher::with(test_image());
+        let mut pusher = Pusher::with(image);
         pusher.options.erofs = true;
         let pushed = pusher.push(&reference(&registry, "app:1"));
         Self {
@@ -74,7 +78,7 @@ impl Converted {
     }
 
     /// Returns a document or blob as the registry has it on disk.
-    fn blob(&self, digest: &str) -> Vec<u8> {
+    pub fn blob(&self, digest: &str) -> Vec<u8> {
         let hex = digest.strip_prefix("sha256:").unwrap();
         let blobs = "registry/docker/registry/v2/blobs/sha256";
         let path = self.directory.path().join(blobs).join(&hex[..2]).join(hex);
@@ -86,7 +90,7 @@ impl Converted {
     }
 
     /// Returns the manifest of the EROFS images.
-    fn manifest(&self) -> Value {
+    pub fn manifest(&self) -> Value {
         let erofs = self.pushed.erofs.as_ref().unwrap();
         self.json(&erofs.manifest_digest.to_string())
     }
@@ -260,7 +264,7 @@ fn the_same_image_is_the_same_bits_wherever_it_is_converted() {
 }
 
 /// Asks for the form of EROFS images.
-fn puller() -> Puller {
+pub fn puller() -> Puller {
     Puller::new().platform("linux(+erofs)/amd64")
 }
 
@@ -317,7 +321,7 @@ fn a_converted_image_is_pulled_as_it_is() {
 }
 
 /// Serves an image of EROFS images whose manifest is changed.
-fn served(converted: &Converted, change: impl FnOnce(&mut Value)) -> (Registry, Reference) {
+pub fn served(converted: &Converted, change: impl FnOnce(&mut Value)) -> (Registry, Reference) {
     let registry = Registry::new();
     let mut manifest = converted.manifest();
     let blobs = manifest["layers"].as_array().unwrap().clone();

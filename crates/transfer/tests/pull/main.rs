@@ -9,6 +9,7 @@ mod faults;
 mod image;
 mod kept;
 mod killed;
+mod lazy;
 mod login;
 #[path = "../../../trust/tests/trust/maker.rs"]
 mod maker;
@@ -34,7 +35,11 @@ use image::TestImage;
 use layer::{TestStore, store};
 
 // Conversions run in a worker.
-micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
+micabox_jail::run_if_worker_before_main!(&[
+    micabox_image::WORKER,
+    micabox_image::convert::CHECKER,
+    micabox_lazy::INFLATER,
+]);
 
 /// Records events.
 #[derive(Default)]
@@ -97,6 +102,7 @@ impl Puller {
                 credentials: Credentials::none(),
                 cancellation: Cancellation::default(),
                 layers_from_elsewhere: true,
+                lazy: false,
             },
             progress: Arc::default(),
         }

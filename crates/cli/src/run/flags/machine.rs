@@ -47,6 +47,17 @@ pub struct MachineArgs {
     #[arg(long, value_name = "WHEN")]
     pub pull: Option<Pull>,
 
+    /// Start before all of the image is here: what is missing is fetched when it is read, and the rest meanwhile. For
+    /// images that `mica push --erofs` or `mica convert` put into their registry [default: the settings', or false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+    )]
+    pub lazy: Option<bool>,
+
     /// Platform of the image [default: this machine's]
     #[arg(long, value_name = "OS/ARCH", value_parser = empty_or(platform))]
     pub platform: Option<OrNone<Platform>>,
@@ -124,12 +135,20 @@ impl MachineArgs {
         if let Some(policy) = self.pull {
             options.policy = policy.into();
         }
+        if let Some(lazy) = self.lazy {
+            options.lazy = lazy;
+        }
         options.platform = self.platform.clone().flatten();
         options.cancellation = cancel.pulls();
         let mut unusable = None;
         if options.policy != PullPolicy::Always && options.platform.is_none() {
             match store.image(name) {
-                Ok(image) => return Ok(image),
+                Ok(image) if options.lazy || options.policy == PullPolicy::Never => {
+                    return Ok(image);
+                }
+                Ok(image) if !image.is_lazy() => return Ok(image),
+                // The rest of it is fetched.
+                Ok(_) => {}
                 // Pulling an image again repairs one that lost a layer.
                 Err(error) if options.policy == PullPolicy::Never => return Err(error.into()),
                 Err(error @ store::Error::Unusable { .. }) => unusable = Some(error),

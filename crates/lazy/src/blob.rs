@@ -1,0 +1,140 @@
+//! A blob of chunks, as far as it is here.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use micabox_chunk::{Compression, Index};
+use rustix::fs::{SeekFrom, seek};
+
+/// Bytes of the largest chunk that is read before its blob is whole, packed or not: several are in memory at a time.
+pub const LARGEST: u64 = 1 << 20;
+
+/// What is known of a chunk.
+const UNKNOWN: u8 = 0;
+const HERE: u8 = 1;
+
+/// A blob of chunks in a sparse file. What is in the file is not trusted: a chunk is here if its checksum says so.
+#[derive(Debug)]
+pub struct Blob {
+    file: File,
+    index: Index,
+    /// [`UNKNOWN`] or [`HERE`], by chunk.
+    states: Vec<AtomicU8>,
+}
+
+impl Blob {
+    /// Takes a file with the blob's bytes at their offsets, as far as they are here, and its index.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::Unsupported`] for an index without checksums or with chunks of over 1 MiB, and for chunks that
+    /// are not compressed.
+    pub fn new(file: File, index: Index) -> io::Result<Self> {
+        let unsupported = |problem: &str| Err(io::Error::new(io::ErrorKind::Unsupported, problem));
+        if index.compression() != Compression::Zstd {
+            return unsupported("its chunks are not zstd frames");
+        }
+        if !index.has_checksums() {
+            return unsupported("its chunks have no checksums");
+        }
+        let length = |range: Option<Range<u64>>| range.map_or(0, |range| range.end - range.start);
+        let is_large =
+            |n: usize| length(index.range(n)) > LARGEST || length(index.contents(n)) > LARGEST;
+        if (0..index.len()).any(is_large) {
+            return unsupported("it has chunks of over 1 MiB");
+        }
+        Ok(Self {
+            file,
+            states: (0..index.len()).map(|_| AtomicU8::new(UNKNOWN)).collect(),
+            index,
+        })
+    }
+
+    /// Returns the index.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Returns a chunk's bytes in the blob, which are checked; `None` if it is not here.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file.
+    pub fn packed(&self, number: usize) -> io::Result<Option<Vec<u8>>> {
+        let range = self.range(number)?;
+        let state = self.states.get(number);
+        let is_known = state.is_some_and(|state| state.load(Ordering::Acquire) == HERE);
+        if !is_known && self.is_hole(&range) {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        match self.file.read_exact_at(&mut bytes, range.start) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            read => read?,
+        }
+        let is_same = self.index.verify(number, &bytes).is_ok();
+        if let Some(state) = state {
+            let known = if is_same { HERE } else { UNKNOWN };
+            state.store(known, Ordering::Release);
+        }
+        Ok(is_same.then_some(bytes))
+    }
+
+    /// Returns whether a chunk is here, as far as is known without reading it.
+    pub fn seems_here(&self, number: usize) -> bool {
+        let known = self.states.get(number);
+        known.is_some_and(|state| state.load(Ordering::Acquire) == HERE)
+            || self.range(number).is_ok_and(|range| !self.is_hole(&range))
+    }
+
+    /// Keeps chunks that follow each other, whose bytes in the blob are `bytes`, once all of them are checked.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::InvalidData`]: they are other bytes than those that the index was made of, and none is kept.
+    /// Those of writing the file.
+    pub fn keep(&self, numbers: Range<usize>, bytes: &[u8]) -> io::Result<()> {
+        let whole = self.span(&numbers)?;
+        for number in numbers.clone() {
+            let range = self.range(number)?;
+            let within = (range.start - whole.start) as usize..(range.end - whole.start) as usize;
+            let checked = self
+                .index
+                .verify(number, bytes.get(within).unwrap_or_default());
+            checked.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        }
+        self.file.write_all_at(bytes, whole.start)?;
+        for state in self.states.get(numbers).unwrap_or_default() {
+            state.store(HERE, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Returns where chunks that follow each other are in the blob.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::InvalidInput`] if there are none with these numbers.
+    pub fn span(&self, numbers: &Range<usize>) -> io::Result<Range<u64>> {
+        let last = numbers.end.checked_sub(1).filter(|_| !numbers.is_empty());
+        let last = last.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.range(numbers.start)?.start..self.range(last)?.end)
+    }
+
+    fn range(&self, number: usize) -> io::Result<Range<u64>> {
+        let range = self.index.range(number);
+        range.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    /// Returns whether nothing of a range was ever written. Where the filesystem can't tell, something was.
+    fn is_hole(&self, range: &Range<u64>) -> bool {
+        match seek(&self.file, SeekFrom::Data(range.start)) {
+            Ok(data) => data >= range.end,
+            Err(rustix::io::Errno::NXIO) => true,
+            Err(_) => false,
+        }
+    }
+}

@@ -1,0 +1,11 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+#![warn(clippy::missing_errors_doc)]
+
+mod blob;
+mod image;
+mod inflate;
+
+pub use blob::{Blob, LARGEST};
+pub use image::{Fetch, Image};
+pub use inflate::{INFLATER, Inflaters};

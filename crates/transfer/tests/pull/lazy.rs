@@ -1,0 +1,362 @@
+//! Images that are used before all of their layers are here.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use micabox_erofs::ReadAt;
+use micabox_image::progress::Silent;
+use micabox_image::store::{Image, Layer, PruneOptions};
+use micabox_image::{Digest, Reference};
+use micabox_testing::image::layers;
+use micabox_transfer::{LazyLayers, complete_blocking};
+use serde_json::{Value, json};
+
+use crate::Puller;
+use crate::erofs::{Converted, puller, reference, served};
+use crate::image::{TestImage, TestLayer};
+use crate::server::{Registry, Reply, Request};
+
+/// An image with a layer of 6 MiB that can't be compressed.
+fn converted() -> Converted {
+    let mut all: Vec<_> = layers()
+        .iter()
+        .map(|layer| TestLayer::gzip(layer))
+        .collect();
+    all.push(TestLayer::noise(7, 6 << 20));
+    Converted::of(TestImage::for_platform(
+        all,
+        &"linux/amd64".parse().unwrap(),
+    ))
+}
+
+fn lazy() -> Puller {
+    let mut puller = Puller::new().platform("linux/amd64");
+    puller.options.lazy = true;
+    puller
+}
+
+fn fetcher(puller: &Puller) -> LazyLayers {
+    LazyLayers::new(puller.options.clone()).unwrap()
+}
+
+/// Files of the store, below `layers`, that end like this.
+fn files(puller: &Puller, suffix: &str) -> Vec<PathBuf> {
+    let shards = fs::read_dir(puller.store.root().join("layers/sha256")).unwrap();
+    let files = shards.flat_map(|shard| fs::read_dir(shard.unwrap().path()).unwrap());
+    let paths = files.map(|file| file.unwrap().path());
+    let mut paths: Vec<_> = paths
+        .filter(|path| path.to_str().unwrap().ends_with(suffix))
+        .collect();
+    paths.sort();
+    paths
+}
+
+/// Bytes of the blobs that are here.
+fn here(puller: &Puller) -> u64 {
+    let blobs = files(puller, ".blob");
+    blobs
+        .iter()
+        .map(|blob| fs::metadata(blob).unwrap().blocks() * 512)
+        .sum()
+}
+
+fn whole(converted: &Converted) -> (Puller, Image) {
+    let puller = puller();
+    let image = puller.pull(&reference(&converted.registry, "app:1"));
+    (puller, image)
+}
+
+/// Reads a layer through what fetches it.
+fn read(puller: &Puller, layer: &Layer) -> std::io::Result<Vec<u8>> {
+    let image = fetcher(puller).open(&puller.store, layer).unwrap();
+    let mut bytes = vec![0; image.size()? as usize];
+    image.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+#[test]
+fn an_image_is_there_before_its_layers_which_come_when_they_are_read() {
+    let converted = converted();
+    let (_there, whole) = whole(&converted);
+    let puller = lazy();
+    let name = reference(&converted.registry, "app:1");
+    let image = puller.pull(&name);
+    assert!(image.is_lazy());
+    assert_eq!(image.manifest_digest, whole.manifest_digest);
+    // The same merged metadata, of the same layers' metadata.
+    assert!(fs::read(&image.fsmeta).unwrap() == fs::read(&whole.fsmeta).unwrap());
+    let before = here(&puller);
+    assert!(before < 2 << 20, "{before}");
+    assert_eq!(puller.store.fsck(false).unwrap().findings, []);
+    // Once more, and nothing is fetched.
+    assert!(puller.pull(&name).is_lazy());
+
+    for (layer, whole) in image.layers.iter().zip(&whole.layers) {
+        assert_eq!(layer.record, whole.record);
+        assert!(puller.store.is_lazy(layer) && !puller.store.is_packed(layer));
+        let mut all = fs::read(&whole.path).unwrap();
+        all.truncate(whole.image_size() as usize);
+        assert!(read(&puller, layer).unwrap() == all);
+    }
+    assert!(here(&puller) > 6 << 20);
+    assert!(image.is_lazy());
+    // A pull without it needs no more than what is left.
+    let mut puller = puller;
+    puller.options.lazy = false;
+    let complete = puller.pull(&name);
+    assert!(!complete.is_lazy());
+    assert_same(&complete, &whole);
+    for suffix in [".lazy", ".blob", ".metadata"] {
+        assert_eq!(files(&puller, suffix), [] as [PathBuf; 0]);
+    }
+    assert_eq!(puller.store.fsck(false).unwrap().findings, []);
+}
+
+fn assert_same(image: &Image, other: &Image) {
+    assert_eq!(image.manifest_digest, other.manifest_digest);
+    assert_eq!(image.layers.len(), other.layers.len());
+    for (layer, other) in image.layers.iter().zip(&other.layers) {
+        assert!(fs::read(&layer.path).unwrap() == fs::read(&other.path).unwrap());
+    }
+}
+
+#[test]
+fn the_rest_is_fetched_once_also_if_all_that_was_here_is_damaged() {
+    let converted = converted();
+    let (_there, whole) = whole(&converted);
+    for is_damaged in [false, true] {
+        let puller = lazy();
+        let image = puller.pull(&reference(&converted.registry, "app:1"));
+        read(&puller, &image.layers[3]).unwrap();
+        if is_damaged {
+            for blob in files(&puller, ".blob") {
+                let file = OpenOptions::new().write(true).open(&blob).unwrap();
+                let middle = fs::metadata(&blob).unwrap().len() / 2;
+                file.write_all_at(&[0x5a; 16], middle).unwrap();
+            }
+        }
+        complete_blocking(&image, &puller.options, Arc::new(Silent)).unwrap();
+        assert_same(&puller.pull(&reference(&converted.registry, "app:1")), &whole);
+        assert_eq!(puller.store.fsck(false).unwrap().findings, []);
+    }
+}
+
+#[test]
+fn what_needs_all_of_a_layer_says_so_and_prune_and_fsck_know_its_files() {
+    let converted = converted();
+    let puller = lazy();
+    let name = reference(&converted.registry, "app:1");
+    let image = puller.pull(&name);
+    let opened = puller.store.open_layer(&image.layers[0]);
+    let said = opened.unwrap_err().to_string();
+    assert!(said.contains("`mica pull` the image"), "{said}");
+    // Nothing is packed, and nothing of it removed while it has a name.
+    puller.store.prune(&PruneOptions::default()).unwrap();
+    assert!(puller.store.image(&name.to_string()).unwrap().is_lazy());
+
+    let metadata = &files(&puller, ".metadata")[0];
+    let file = OpenOptions::new().write(true).open(metadata).unwrap();
+    file.write_all_at(b"x", 5000).unwrap();
+    let found = puller.store.fsck(true).unwrap().findings;
+    assert!(!found.is_empty() && found.iter().all(|one| one.repaired));
+    assert!(puller.pull(&name).is_lazy());
+    assert_eq!(puller.store.fsck(false).unwrap().findings, []);
+
+    puller.store.untag(&name).unwrap();
+    puller.store.prune(&PruneOptions::default()).unwrap();
+    for suffix in [".lazy", ".blob", ".metadata", ".json"] {
+        assert_eq!(files(&puller, suffix), [] as [PathBuf; 0]);
+    }
+}
+
+/// Answers requests for parts of blobs, but for the first `well`, otherwise than a registry.
+fn part_fault(
+    registry: &Registry,
+    well: usize,
+    fault: impl Fn(&Request) -> Reply + Send + 'static,
+) {
+    let mut left = well;
+    registry.rule(move |request| {
+        if !request.is_blob() || request.header("range").is_none() {
+            return None;
+        }
+        if left > 0 {
+            left -= 1;
+            return None;
+        }
+        Some(fault(request))
+    });
+}
+
+fn other_range(request: &Request) -> Reply {
+    let range = request.range(usize::MAX).unwrap();
+    let length = range.end - range.start;
+    let header = format!("bytes {}-{}/*", range.start + 1, range.end);
+    Reply::new(206, vec![0; length]).header("content-range", header)
+}
+
+fn other_bytes(request: &Request) -> Reply {
+    let range = request.range(usize::MAX).unwrap();
+    let length = range.end - range.start;
+    let header = format!("bytes {}-{}/*", range.start, range.end - 1);
+    Reply::new(206, vec![0x5a; length]).header("content-range", header)
+}
+
+fn image_served(converted: &Converted) -> (Registry, Reference) {
+    served(converted, |_| {})
+}
+
+#[test]
+fn a_registry_that_has_no_ranges_gives_the_whole_image() {
+    let converted = converted();
+    let (registry, name) = image_served(&converted);
+    registry.ignore_ranges();
+    let puller = lazy();
+    assert!(!puller.pull(&name).is_lazy());
+    let notices = puller.progress.notices.lock().unwrap().join("\n");
+    assert!(notices.contains("it sends no parts of layers"), "{notices}");
+}
+
+#[test]
+fn other_bytes_than_the_index_says_are_never_read() {
+    let converted = converted();
+    // While the image is pulled.
+    for (well, part) in [(0, "its chunk index has the digest"), (5, "checksum")] {
+        let (registry, name) = image_served(&converted);
+        part_fault(&registry, well, other_bytes);
+        let said = lazy().try_pull(&name).unwrap_err().to_string();
+        assert!(said.contains(part), "{well}: {said}");
+    }
+    // Later, in each way.
+    let faults: [(fn(&Request) -> Reply, &str); 5] = [
+        (other_bytes, "another checksum than its index says"),
+        (other_range, "it sends no parts of layers"),
+        (
+            |_| Reply::new(200, vec![0x5a; 1 << 20]),
+            "it sends no parts of layers",
+        ),
+        (|_| Reply::error(404, "gone"), "it lacks this part"),
+        (|_| Reply::error(403, "expired"), "access denied"),
+    ];
+    for (fault, part) in faults {
+        let (registry, name) = image_served(&converted);
+        let puller = lazy();
+        let image = puller.pull(&name);
+        part_fault(&registry, 0, fault);
+        let said = read(&puller, &image.layers[3]).unwrap_err().to_string();
+        assert!(said.contains(part), "{part}: {said}");
+        let completed = complete_blocking(&image, &puller.options, Arc::new(Silent));
+        let said = completed.unwrap_err().to_string();
+        assert!(said.contains(part), "{part}: {said}");
+        assert_eq!(puller.store.fsck(false).unwrap().findings, []);
+    }
+}
+
+#[test]
+fn a_manifest_that_lies_about_parts_gives_no_image_or_a_whole_one() {
+    type Change = fn(&mut Value);
+    fn set(manifest: &mut Value, name: &str, value: Value) {
+        for layer in manifest["layers"].as_array_mut().unwrap() {
+            layer["annotations"][name] = value.clone();
+        }
+    }
+    let other = json!(Digest::of(b""));
+    assert!(other.is_string());
+    let refused: [(Change, &str); 5] = [
+        (
+            |m| {
+                m["layers"][3]["annotations"]["org.erofs.chunk-index.digest"] =
+                    json!(Digest::of(b""));
+            },
+            "its chunk index has the digest",
+        ),
+        (
+            |m| {
+                let range = &mut m["layers"][3]["annotations"]["org.erofs.chunk-index.range"];
+                let (start, end) = range.as_str().unwrap().split_once(':').unwrap();
+                let start: u64 = start.parse().unwrap();
+                *range = json!(format!("{}:{end}", start - 4));
+            },
+            "its chunk index has the digest",
+        ),
+        (
+            |m| m["layers"][3]["annotations"]["org.micabox.metadata"] = json!("4096"),
+            "another place of its metadata",
+        ),
+        (
+            |m| {
+                let length = &mut m["layers"][3]["annotations"]["org.erofs.dmverity.hash_offset"];
+                let number: u64 = length.as_str().unwrap().parse().unwrap();
+                *length = json!((number + 4096).to_string());
+            },
+            "EROFS image",
+        ),
+        (
+            |m| m["layers"][3]["annotations"]["org.micabox.archive"] = json!(Digest::of(b"")),
+            "its UUID is not that of the archive",
+        ),
+    ];
+    let converted = converted();
+    for (change, part) in refused {
+        let (_registry, name) = served(&converted, change);
+        let puller = lazy();
+        let said = puller.try_pull(&name).unwrap_err().to_string();
+        assert!(said.contains(part), "{part}: {said}");
+        assert_eq!(puller.store.images().unwrap(), []);
+        assert_eq!(puller.store.fsck(false).unwrap().findings, []);
+    }
+    // What is not said, or not in words of this version.
+    for (name, value) in [
+        ("org.micabox.metadata", json!("x")),
+        ("org.micabox.metadata", json!("4095")),
+        ("org.micabox.metadata", Value::Null),
+        ("org.micabox.checksum", json!("sha256:00")),
+        ("org.erofs.chunk-index.range", json!("7")),
+        ("org.erofs.chunk-index.range", json!("18446744073709551615:5")),
+        ("org.erofs.chunk-index.mediaType", json!("another")),
+        ("org.erofs.dmverity.hash_offset", json!("18446744073709551615")),
+    ] {
+        let (_registry, reference) = served(&converted, |m| set(m, name, value.clone()));
+        assert!(!lazy().pull(&reference).is_lazy(), "{name}: {value}");
+    }
+}
+
+#[test]
+fn a_checksum_that_lies_is_found_when_the_layer_is_whole() {
+    let converted = converted();
+    let (_registry, name) = served(&converted, |manifest| {
+        let of = |layer: usize| manifest["layers"][layer]["annotations"]["org.micabox.checksum"].clone();
+        let other = of(1);
+        manifest["layers"][3]["annotations"]["org.micabox.checksum"] = other;
+    });
+    let mut puller = lazy();
+    let image = puller.pull(&name);
+    assert!(image.is_lazy());
+    // It is of no other image: with the right one, the layer is fetched.
+    let right = puller.pull(&reference(&converted.registry, "app:1"));
+    assert_ne!(right.manifest_digest, image.manifest_digest);
+    let layer = &right.layers[3];
+    assert!(puller.store.is_whole(layer));
+    assert!(puller.store.image(&name.to_string()).is_err());
+    // The image that lies becomes one that says the truth, or none: its layer is here now.
+    puller.options.lazy = false;
+    let again = puller.pull(&name);
+    assert_eq!(again.layers[3].record, layer.record);
+    assert_eq!(puller.store.fsck(false).unwrap().findings, []);
+}
+
+#[test]
+fn a_file_that_is_cut_counts_as_missing() {
+    let converted = converted();
+    let puller = lazy();
+    let name = reference(&converted.registry, "app:1");
+    puller.pull(&name);
+    for suffix in [".metadata", ".blob"] {
+        let file = &files(&puller, suffix)[0];
+        File::options().write(true).open(file).unwrap().set_len(4096).unwrap();
+        assert!(puller.store.image(&name.to_string()).is_err());
+        assert!(puller.pull(&name).is_lazy());
+    }
+}
