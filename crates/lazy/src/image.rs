@@ -186,9 +186,7 @@ impl ReadAt for Image {
             let index = self.blob.index();
             let number = index.find(offset).filter(|_| offset < self.length);
             let number = number.ok_or(io::ErrorKind::UnexpectedEof)?;
-            let contents = index
-                .contents(number)
-                .ok_or(io::ErrorKind::UnexpectedEof)?;
+            let contents = index.contents(number).ok_or(io::ErrorKind::UnexpectedEof)?;
             let bytes = self.inflated(number, contents.end - contents.start)?;
             let within = bytes.get((offset - contents.start) as usize..);
             let most = contents.end.min(self.length) - offset;

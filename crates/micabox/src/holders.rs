@@ -24,9 +24,9 @@ use micabox_owner::socket;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use crate::own_process::Environment;
 use crate::owner::{receive, send};
 use crate::state::{Directory, HELD, Lock};
-use crate::own_process::Environment;
 use crate::{Error, own_process};
 
 const LOCK: &str = "lock";

@@ -121,6 +121,10 @@ fn df(store: &Store, json: bool) -> Outcome {
             usage.packs_size,
         ),
         ("saved by packing".into(), usage.saved_size),
+        (
+            format!("of them {} here in part", usage.lazy_layers),
+            usage.lazy_size,
+        ),
         ("merged metadata".into(), usage.metadata_size),
         ("warm templates".into(), usage.templates_size),
         ("imports under way or killed".into(), usage.temporary_size),

@@ -22,6 +22,7 @@ mod hostile_disks;
 mod hostile_text;
 mod images;
 mod jailed;
+mod lazy;
 mod lifecycle;
 mod limits;
 mod log;

@@ -7,6 +7,7 @@ mod fork;
 mod full_disk;
 mod host;
 mod layers;
+mod lazy;
 mod memory;
 #[path = "../cli/network.rs"]
 mod network;

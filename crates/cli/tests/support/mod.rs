@@ -6,6 +6,7 @@ pub mod e2b;
 pub mod exec;
 pub mod full;
 pub mod host;
+pub mod lazy;
 pub mod packed;
 pub mod share;
 pub mod snapshot;

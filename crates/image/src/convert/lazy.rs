@@ -89,7 +89,8 @@ impl Task {
                 .write_all_at(own, contents.start)
                 .map_err(Reason::Write)?;
         }
-        let unusable = |error: ErofsError| Reason::ForeignErofs(printable(error.to_string().as_bytes()));
+        let unusable =
+            |error: ErofsError| Reason::ForeignErofs(printable(error.to_string().as_bytes()));
         let length = micabox_erofs::reader::length_of(&head).map_err(unusable)?;
         let metadata = micabox_erofs::reader::metadata_start(&head).map_err(unusable)?;
         if (length, metadata) != (self.length, self.metadata) {

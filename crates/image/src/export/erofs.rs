@@ -129,11 +129,12 @@ impl<'a> Source<'a> {
         image
             .read_exact_at(&mut head, 0)
             .map_err(|error| read_error(&layer.path, error))?;
-        let metadata =
-            micabox_erofs::reader::metadata_start(&head).map_err(|error| store::Error::Damaged {
+        let metadata = micabox_erofs::reader::metadata_start(&head).map_err(|error| {
+            store::Error::Damaged {
                 path: layer.path.clone(),
                 problem: error.to_string(),
-            })?;
+            }
+        })?;
         annotations.extend([
             (names::METADATA, metadata.to_string()),
             (names::CHECKSUM, layer.record.checksum.to_string()),

@@ -11,8 +11,8 @@ use micabox_erofs::BLOCK_SIZE;
 use oci_spec::image::ImageConfiguration;
 
 use super::erofs::{
-    ARCHIVE, CHECKSUM, CHUNK_INDEX, DEVICE, FORMAT, INDEX_DIGEST, INDEX_RANGE, INDEX_TYPE, METADATA,
-    ROLE, STACKED, UNCOMPRESSED, VERITY_OFFSET,
+    ARCHIVE, CHECKSUM, CHUNK_INDEX, DEVICE, FORMAT, INDEX_DIGEST, INDEX_RANGE, INDEX_TYPE,
+    METADATA, ROLE, STACKED, UNCOMPRESSED, VERITY_OFFSET,
 };
 use super::{Entry, Manifest, ManifestError, digest_of};
 use crate::convert::LayerKind;

@@ -313,7 +313,7 @@ impl Fsck<'_> {
         let uuid = identity::layer_uuid(record.identity());
         let found = match (&layer.image, &layer.list) {
             (Some(image), _) => self.image_file(image, &file, uuid),
-            (None, None) if !layer.lazy.is_empty() => self.lazy_layer(diff_id, uuid)?,
+            (None, None) if layer.is_lazy() => self.lazy_layer(diff_id, uuid)?,
             (None, None) => Err("its image is missing".to_owned()),
             (None, Some(_)) => self.packed(diff_id, &file, uuid)?,
         };

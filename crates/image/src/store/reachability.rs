@@ -76,6 +76,14 @@ pub(super) struct LayerEntry {
 }
 
 impl LayerEntry {
+    /// Returns whether only a part of the layer is here.
+    pub fn is_lazy(&self) -> bool {
+        !self.lazy.is_empty()
+            && self.record.is_some()
+            && self.image.is_none()
+            && self.list.is_none()
+    }
+
     pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
         let others = self.image.iter().chain(&self.recipe).chain(&self.list);
         self.record.iter().chain(others).chain(&self.lazy)

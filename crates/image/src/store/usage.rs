@@ -24,6 +24,10 @@ pub struct Usage {
     pub layers_size: u64,
     /// Number of layers that are packed, without an image of their own.
     pub packed_layers: usize,
+    /// Number of layers of which only a part is here.
+    pub lazy_layers: usize,
+    /// Space of what is here of them.
+    pub lazy_size: u64,
     /// Space of the packs, with chunks of layers that are whole, and of none.
     pub packs_size: u64,
     /// Space that packing saves: that of the packed layers' images, as they were, less that of their chunks.
@@ -69,6 +73,9 @@ impl Store {
         let _shared = self.shared()?;
         let mut reachability = Reachability::take(self)?;
         let (packed_layers, saved_size) = self.count_chunks(&mut reachability);
+        let layers = reachability.layers.values();
+        let lazy: Vec<_> = layers.filter(|layer| layer.is_lazy()).collect();
+        let (lazy_layers, lazy_size) = (lazy.len(), lazy.iter().map(|layer| layer.bytes).sum());
         let packs_size = reachability.packs.values().map(|pack| pack.bytes).sum();
         let images: Vec<_> = reachability
             .images
@@ -114,6 +121,8 @@ impl Store {
             layers: reachability.layers.len(),
             layers_size: packs_size + files.sum::<u64>(),
             packed_layers,
+            lazy_layers,
+            lazy_size,
             packs_size,
             saved_size,
             shared_size: shared.map(|layer| layer.bytes + layer.chunks).sum(),
