@@ -403,8 +403,24 @@ def served(result: dict) -> str:
     return "\n\n".join(parts)
 
 
+def lazy(result: dict) -> str:
+    parts = [f"{source(result)} Medians of {result['rounds']} interleaved rounds."]
+    names = {"whole": "all of it is pulled first", "lazy": "`--lazy`"}
+    whole = result["costs"]["whole"]["wall"]
+    rows = []
+    for who, name in names.items():
+        wall, received = result["costs"][who]["wall"], result["received"][who]
+        part = f"{received / result['archives'] * 100:.1f}"
+        rows.append([name, f"{wall:.2f}", f"{wall / whole:.3f}", f"{received / 1e6:.1f}", part])
+    title = f"`python3 -c 'import json'`, {result['size'] / 1e6:.0f} MB of layers"
+    header = [title, "s", "ratio", "MB received", "% of the archives"]
+    parts.append(table(header, rows))
+    return "\n\n".join(parts)
+
+
 TABLES = {
     "converted": converted,
+    "lazy": lazy,
     "packed": packed,
     "served": served,
     "ext4": ext4,
