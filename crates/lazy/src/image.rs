@@ -11,6 +11,7 @@ use micabox_pack::Recent;
 
 use crate::blob::Blob;
 use crate::inflate::Inflaters;
+use crate::order::Recorder;
 
 /// Packed bytes that are asked for at once for one chunk that is missing: as long as they take on a line of 100 Mbit/s,
 /// an answer takes anyway.
@@ -42,6 +43,8 @@ pub struct Image {
     fetching: Mutex<Fetching>,
     fetched: Condvar,
     inflated: Recent<usize>,
+    /// What notes reads, and the number under which this image is noted.
+    recorder: Option<(usize, Arc<Recorder>)>,
 }
 
 /// What is being fetched.
@@ -69,7 +72,15 @@ impl Image {
             fetching: Mutex::default(),
             fetched: Condvar::new(),
             inflated: Recent::new(KEPT),
+            recorder: None,
         }
+    }
+
+    /// Returns the same image, whose reads are noted as those of this layer.
+    #[must_use]
+    pub fn recorded(mut self, layer: usize, recorder: &Arc<Recorder>) -> Self {
+        self.recorder = Some((layer, Arc::clone(recorder)));
+        self
     }
 
     /// Returns the blob.
@@ -122,15 +133,35 @@ impl Image {
     ///
     /// Those of [`Fetch::fetch`]; [`io::ErrorKind::InvalidData`] for other bytes.
     pub fn fill(&self, from: usize) -> io::Result<Option<usize>> {
+        self.fetch_first(from..self.blob.index().len())
+    }
+
+    /// Fetches those of some chunks that are missing, and that no other thread fetches.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Image::fill`].
+    pub fn prefetch(&self, numbers: Range<usize>) -> io::Result<()> {
+        let end = numbers.end.min(self.blob.index().len());
+        let mut from = numbers.start;
+        while let Some(after) = self.fetch_first(from..end)? {
+            from = after;
+        }
+        Ok(())
+    }
+
+    /// Fetches the first of some chunks that are missing. Returns the chunk behind them; none if none was missing.
+    fn fetch_first(&self, numbers: Range<usize>) -> io::Result<Option<usize>> {
         let run = {
             let mut fetching = lock(&self.fetching);
             let is_missing = |number: &usize| {
                 !fetching.chunks.contains(number) && !self.blob.seems_here(*number)
             };
-            let Some(number) = (from..self.blob.index().len()).find(is_missing) else {
+            let Some(number) = numbers.clone().find(is_missing) else {
                 return Ok(None);
             };
             let run = self.run(number, AHEAD, &fetching);
+            let run = run.start..run.end.min(numbers.end);
             fetching.chunks.extend(run.clone());
             run
         };
@@ -174,6 +205,9 @@ impl Image {
 
     fn inflated(&self, number: usize, length: u64) -> io::Result<Arc<Vec<u8>>> {
         self.inflated.get(number, || {
+            if let Some((layer, recorder)) = &self.recorder {
+                recorder.note(*layer, number);
+            }
             let packed = self.packed(number)?;
             self.inflaters.inflate(&packed, length)
         })

@@ -5,7 +5,9 @@
 mod blob;
 mod image;
 mod inflate;
+mod order;
 
 pub use blob::{Blob, LARGEST};
 pub use image::{Fetch, Image};
 pub use inflate::{INFLATER, Inflaters};
+pub use order::{Order, Recorder};

@@ -10,6 +10,7 @@
 mod cancellation;
 mod lazy;
 mod login;
+mod order;
 mod pull;
 mod push;
 pub mod settings;
@@ -23,6 +24,7 @@ pub use login::check_login_blocking;
 pub use micabox_registry::{
     Credential, Credentials, LoginError, LoginFile, PSEUDONYM, Reason, RegistryError, Unauthorized,
 };
+pub use order::push_start_order_blocking;
 pub use pull::{PullError, PullOptions, pull, pull_blocking};
 pub use push::{PushError, PushOptions, Pushed, PushedErofs, push, push_blocking};
 pub use settings::{PullPolicy, Settings};

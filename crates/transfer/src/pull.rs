@@ -24,6 +24,7 @@ use micabox_registry::{self as registry, Credentials, Fetched, RegistryError, Re
 
 use self::lazy::Lazily;
 use crate::lazy::complete;
+use crate::order;
 use crate::traced::Traced;
 use crate::trust::Judged;
 use crate::{Cancellation, PullPolicy, Settings};
@@ -287,16 +288,27 @@ impl<'a> Pull<'a> {
         };
 
         self.phase(Phase::Layers);
-        let mut layers = found.layers;
+        let (mut layers, mut order) = (found.layers, None);
         if self.options.lazy {
-            layers = self.lazily(&repository).begin(layers).await?;
+            let manifest = Digest::of(&found.manifest);
+            let lazily = self.lazily(&repository);
+            let fetched = order::fetch(&repository, &self.reference, &manifest);
+            let (begun, fetched) = tokio::join!(lazily.begin(layers), fetched);
+            (layers, order) = (begun?, fetched);
         }
         self.fetch(repository, layers).await?;
 
         self.phase(Phase::Publishing);
         let (store, names) = (self.store.clone(), [self.reference.clone()]);
         let (manifest, config) = (found.manifest, found.config);
-        let publish = move || store.publish_resolved(&manifest, &config, &names, &origin);
+        let publish = move || -> Result<_, store::Error> {
+            let image = store.publish_resolved(&manifest, &config, &names, &origin)?;
+            if let Some(order) = order {
+                // Without it, a start is slower.
+                let _ = store.keep_start_order(&image.manifest_digest, &order);
+            }
+            Ok(image)
+        };
         let image = blocking(publish).await?;
         self.phase(Phase::Done);
         Ok(image)

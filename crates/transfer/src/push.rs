@@ -95,6 +95,12 @@ pub enum PushError {
     /// The image has no name in the store to push it by.
     #[error("name a destination for `{0}`: it was given by its digest")]
     NoDestination(String),
+    /// There is no order to push.
+    #[error(
+        "no start with --lazy has read {0} here while it was not whole, so there is no order to push: pull it with \
+         --lazy, and run its program once"
+    )]
+    NoOrder(String),
     /// The destination has a digest, which only the pushed manifest can determine.
     #[error("cannot push to {0}: a destination has a tag and no digest")]
     Digest(Box<Reference>),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use micabox_image::progress::Silent;
 use micabox_image::{Compression, Progress, Reference};
-use micabox_transfer::{PushOptions, push_blocking};
+use micabox_transfer::{PushOptions, push_blocking, push_start_order_blocking};
 use serde_json::json;
 
 use crate::failure::Failure;
@@ -32,6 +32,11 @@ pub struct Args {
     #[arg(long)]
     erofs: bool,
 
+    /// Send nothing but the order in which the last start with --lazy read the image's layers: later ones
+    /// fetch them in that order
+    #[arg(long, conflicts_with_all = ["compression", "erofs", "destination"])]
+    start_order: bool,
+
     /// Say nothing meanwhile
     #[arg(short, long)]
     quiet: bool,
@@ -54,6 +59,7 @@ pub fn both_forms(image: &str, target: &Reference, quiet: bool, json: bool) -> O
     execute(&Args {
         compression: Compression::default(),
         erofs: true,
+        start_order: false,
         quiet,
         json,
         image: image.to_owned(),
@@ -95,6 +101,15 @@ pub fn execute(args: &Args) -> Outcome {
     let mut options = PushOptions::new(settings::settings()?);
     options.compression = args.compression;
     options.erofs = args.erofs;
+    if args.start_order {
+        let name = push_start_order_blocking(&store, &args.image, &options)?;
+        if args.json {
+            print_json(&json!({"reference": name.to_string()}))?;
+        } else {
+            print(&format!("{name}\n"))?;
+        }
+        return Ok(0);
+    }
     let pushed = {
         let progress: Arc<dyn Progress> = if args.quiet {
             Arc::new(Silent)

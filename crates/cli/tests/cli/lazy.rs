@@ -45,6 +45,24 @@ fn containers_that_start_at_once_read_what_is_in_the_image_which_becomes_whole()
             .contains("all well")
     );
     assert_eq!(remote.run(READ).ok(), expected);
+
+    // What it read, and in which order, helps the next store that has none of it.
+    let order = remote
+        .home
+        .output(&["push", "--start-order", &remote.name])
+        .ok();
+    assert!(order.trim_end().ends_with(".order"), "{order}");
+    remote.home.output(&["rmi", &remote.name]).ok();
+    remote.home.output(&["store", "prune"]).ok();
+    assert_eq!(remote.run(READ).ok(), expected);
+    remote.home.assert_nothing_left();
+    assert!(
+        remote
+            .home
+            .output(&["store", "fsck"])
+            .ok()
+            .contains("all well")
+    );
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 
 use micabox_chunk::{FRAME_HEADER, Index};
 use micabox_erofs::BLOCK_SIZE;
-use micabox_lazy::Blob;
+use micabox_lazy::{Blob, Order};
 use micabox_oci::Reference;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,9 @@ use crate::{Descriptor, Digest, Limits, identity};
 const BLOB: &str = "layer.blob";
 const METADATA: &str = "layer.metadata";
 const RECORD: &str = "layer.lazy";
+
+/// The order in which a start read an image's layers, in its directory.
+const ORDER: &str = "order.json";
 
 /// Where the rest of a layer is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,6 +190,23 @@ impl Store {
             }
             linked => linked.context("link", &to),
         }
+    }
+
+    /// Returns the order in which a start of an image read its layers; none if there is none that can be read.
+    #[must_use]
+    pub fn start_order(&self, image: &Digest) -> Option<Order> {
+        let path = self.layout.image(image).join(ORDER);
+        durable::read_json(&path).ok().flatten()
+    }
+
+    /// Keeps an order for later starts of an image.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`], [`Error::Full`].
+    pub fn keep_start_order(&self, image: &Digest, order: &Order) -> Result<()> {
+        let path = self.layout.image(image).join(ORDER);
+        durable::publish_json(&self.layout.tmp(), &path, order)
     }
 
     /// Opens a layer's image for reading its metadata; files' contents may be missing.

@@ -11,6 +11,7 @@
 //! blobs/sha256/<xx>/<blob>.json        the layer that a blob contains
 //! images/sha256/<manifest>/            manifest.json, config.json, image.json, fsmeta.erofs,
 //!                                      fixup.erofs, disk.vmdk
+//! images/sha256/<manifest>/order.json  the order in which a start read its layers, if they were not here
 //! images/sha256/<manifest>/trimmed/<list>/   a view: view.json, fsmeta.erofs, disk.vmdk
 //! refs/<reference>                     the image that a name refers to
 //! sandboxes/<id>/lease.json            the image that a sandbox uses

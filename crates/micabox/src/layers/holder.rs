@@ -129,6 +129,7 @@ struct Layers {
     news: UnixStream,
     wake: Arc<UnixStream>,
     image: Image,
+    missing: Arc<Missing>,
 }
 
 impl Layers {
@@ -143,14 +144,11 @@ impl Layers {
             .image_by_digest(&digest)
             .map_err(|error| text(&error))?;
         let cache = Arc::default();
-        let missing = image.is_lazy().then(|| Missing::of(&image)).transpose();
-        let missing = missing.map_err(|error| text(&error))?;
-        let layers = image.layers.iter().map(|layer| match &missing {
-            Some(missing) if store.is_lazy(layer) => {
-                let lazy = missing.open(&image, layer)?;
-                Padded::new(layer, Box::new(lazy))
-            }
-            _ => Padded::open(&store, layer, &cache),
+        let missing = Missing::of(&image).map_err(|error| text(&error))?;
+        let layers = image.layers.iter().enumerate();
+        let layers = layers.map(|(number, layer)| match missing.layer(number) {
+            Some(lazy) => Padded::new(layer, Box::new(Arc::clone(lazy))),
+            None => Padded::open(&store, layer, &cache),
         });
         let layers: Result<Vec<_>, _> = layers.collect();
         let layers = layers.map_err(|error| text(&error))?;
@@ -176,6 +174,9 @@ impl Layers {
             std::process::exit(1)
         });
         serving.map_err(|error| text(&error))?;
+        if let Some(order) = store.start_order(&digest) {
+            missing.prefetch(&order);
+        }
         Ok(Self {
             mount,
             count: image.layers.len(),
@@ -183,6 +184,7 @@ impl Layers {
             news,
             wake,
             image,
+            missing: Arc::new(missing),
         })
     }
 
@@ -251,6 +253,7 @@ impl Layers {
     /// Makes the image whole in a thread, so that later machines need no server. What it returns is true when that is over.
     fn unpack(&self) -> Arc<AtomicBool> {
         let over = Arc::<AtomicBool>::default();
+        let missing = Arc::clone(&self.missing);
         let its_over = Arc::clone(&over);
         let (image, files, wake) = (
             self.image.clone(),
@@ -268,6 +271,7 @@ impl Layers {
                     break;
                 }
             }
+            missing.keep_order(&image);
             // Without it, the image stays as it is.
             if has_room(&image) {
                 let _ = super::make_whole(&image);

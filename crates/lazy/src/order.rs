@@ -1,0 +1,102 @@
+//! The order in which a start reads chunks, so that a later one fetches them before they are asked for.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+/// Chunks that are noted, and that an order may have: those of some 4 GB. Programs read less before they wait.
+const MOST: usize = 1 << 14;
+
+/// Chunks of an image's layers in the order in which they were read first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Order {
+    /// Number of a layer, from 0 at the bottom; of its first chunk; and how many there are, which follow it.
+    runs: Vec<(u32, u32, u32)>,
+}
+
+impl Order {
+    /// Returns runs of chunks with the number of their layer, as many as an order may have. There may be no such layers
+    /// and chunks: an order is what somebody says.
+    pub fn runs(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let mut left = MOST;
+        self.runs.iter().map_while(move |&(layer, first, count)| {
+            let count = (count as usize).min(left);
+            left -= count;
+            let first = first as usize;
+            (count > 0).then(|| (layer as usize, first..first.saturating_add(count)))
+        })
+    }
+
+    /// Returns whether there are no chunks.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+}
+
+/// Notes which chunks of an image's layers are read, in their order.
+#[derive(Default)]
+pub struct Recorder {
+    noted: Mutex<Noted>,
+}
+
+#[derive(Default)]
+struct Noted {
+    seen: HashSet<(u32, u32)>,
+    order: Order,
+}
+
+impl Recorder {
+    /// Notes that a chunk is read, if that is its first time.
+    pub fn note(&self, layer: usize, chunk: usize) {
+        let (Ok(layer), Ok(chunk)) = (u32::try_from(layer), u32::try_from(chunk)) else {
+            return;
+        };
+        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        if noted.seen.len() >= MOST || !noted.seen.insert((layer, chunk)) {
+            return;
+        }
+        match noted.order.runs.last_mut() {
+            Some((last, first, count)) if *last == layer && *first + *count == chunk => *count += 1,
+            _ => noted.order.runs.push((layer, chunk, 1)),
+        }
+    }
+
+    /// Returns what was read so far.
+    pub fn order(&self) -> Order {
+        let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.order.clone()
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_noted_once_and_those_that_follow_each_other_are_one_run() {
+        let recorder = Recorder::default();
+        for (layer, chunk) in [(0, 4), (0, 5), (1, 6), (0, 4), (0, 6), (1, 7)] {
+            recorder.note(layer, chunk);
+        }
+        let order = recorder.order();
+        let runs: Vec<_> = order.runs().collect();
+        assert_eq!(runs, [(0, 4..6), (1, 6..7), (0, 6..7), (1, 7..8)]);
+    }
+
+    #[test]
+    fn an_order_that_lies_has_no_more_chunks_than_one_may_have() {
+        let runs = vec![(0, u32::MAX, u32::MAX); 3];
+        let all: usize = Order { runs }.runs().map(|(_, run)| run.len()).sum();
+        assert_eq!(all, MOST);
+    }
+}
