@@ -32,8 +32,8 @@ use sha2::{Digest as _, Sha256, Sha512};
 /// Media type of an index that is a blob of its own.
 pub const MEDIA_TYPE: &str = "application/vnd.erofs.chunk-index.v1";
 
-/// Bytes of the longest index that is worth reading before the blob: one of two million chunks.
-pub const MOST_INDEX: u64 = 96 << 20;
+/// Bytes of the longest index that is read before the blob. With SHA-256 it has 350,000 chunks.
+pub const MOST_INDEX: u64 = 16 << 20;
 
 const MAGIC: [u8; 4] = [0xcd, 0xe4, 0xec, 0x67];
 const VERSION: u8 = 1;

@@ -15,13 +15,14 @@ pub const LARGEST: u64 = 1 << 20;
 /// What is known of a chunk.
 const UNKNOWN: u8 = 0;
 const HERE: u8 = 1;
+const MISSING: u8 = 2;
 
 /// A blob of chunks in a sparse file. What is in the file is not trusted: a chunk is here if its checksum says so.
 #[derive(Debug)]
 pub struct Blob {
     file: File,
     index: Index,
-    /// [`UNKNOWN`] or [`HERE`], by chunk.
+    /// [`UNKNOWN`], [`HERE`] or [`MISSING`], by chunk.
     states: Vec<AtomicU8>,
 }
 
@@ -65,52 +66,76 @@ impl Blob {
     /// Those of reading the file.
     pub fn packed(&self, number: usize) -> io::Result<Option<Vec<u8>>> {
         let range = self.range(number)?;
-        let state = self.states.get(number);
-        let is_known = state.is_some_and(|state| state.load(Ordering::Acquire) == HERE);
-        if !is_known && self.is_hole(&range) {
+        let known = self.state(number);
+        if known == MISSING || known == UNKNOWN && self.is_hole(&range) {
+            self.set(number, MISSING);
             return Ok(None);
         }
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        match self.file.read_exact_at(&mut bytes, range.start) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            read => read?,
-        }
-        let is_same = self.index.verify(number, &bytes).is_ok();
-        if let Some(state) = state {
-            let known = if is_same { HERE } else { UNKNOWN };
-            state.store(known, Ordering::Release);
-        }
-        Ok(is_same.then_some(bytes))
+        let read = match self.file.read_exact_at(&mut bytes, range.start) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
+            read => read.map(|()| true)?,
+        };
+        let is_here = read && self.index.verify(number, &bytes).is_ok();
+        self.set(number, if is_here { HERE } else { MISSING });
+        Ok(is_here.then_some(bytes))
     }
 
-    /// Returns whether a chunk is here, as far as is known without reading it.
-    pub fn seems_here(&self, number: usize) -> bool {
-        let known = self.states.get(number);
-        known.is_some_and(|state| state.load(Ordering::Acquire) == HERE)
-            || self.range(number).is_ok_and(|range| !self.is_hole(&range))
+    /// Returns whether a chunk is here. What is not known is read, once: other chunks may have written to the same blocks
+    /// of the file. An error counts as missing.
+    pub fn is_here(&self, number: usize) -> bool {
+        match self.state(number) {
+            UNKNOWN => self.packed(number).is_ok_and(|bytes| bytes.is_some()),
+            known => known == HERE,
+        }
     }
 
-    /// Keeps chunks that follow each other, whose bytes in the blob are `bytes`, once all of them are checked.
+    /// Checks chunks that follow each other, whose bytes in the blob are `bytes`. Returns how many of the first ones are
+    /// those that the index was made of, at least one.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::InvalidData`]: they are other bytes than those that the index was made of, and none is kept.
-    /// Those of writing the file.
-    pub fn keep(&self, numbers: Range<usize>, bytes: &[u8]) -> io::Result<()> {
-        let whole = self.span(&numbers)?;
+    /// [`io::ErrorKind::InvalidData`]: the first one is not.
+    pub fn verify(&self, numbers: &Range<usize>, bytes: &[u8]) -> io::Result<usize> {
+        let whole = self.span(numbers)?;
         for number in numbers.clone() {
             let range = self.range(number)?;
             let within = (range.start - whole.start) as usize..(range.end - whole.start) as usize;
-            let checked = self
-                .index
-                .verify(number, bytes.get(within).unwrap_or_default());
-            checked.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            let chunk = bytes.get(within).unwrap_or_default();
+            match self.index.verify(number, chunk) {
+                Ok(()) => {}
+                Err(error) if number == numbers.start => {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+                }
+                Err(_) => return Ok(number - numbers.start),
+            }
         }
-        self.file.write_all_at(bytes, whole.start)?;
-        for state in self.states.get(numbers).unwrap_or_default() {
-            state.store(HERE, Ordering::Release);
-        }
+        Ok(numbers.len())
+    }
+
+    /// Keeps chunks that follow each other, and that were checked; their bytes in the blob are the first of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// Those of writing the file.
+    pub fn keep(&self, numbers: Range<usize>, bytes: &[u8]) -> io::Result<()> {
+        let span = self.span(&numbers)?;
+        let bytes = bytes.get(..(span.end - span.start) as usize);
+        let bytes = bytes.ok_or(io::ErrorKind::InvalidInput)?;
+        self.file.write_all_at(bytes, span.start)?;
+        numbers.for_each(|number| self.set(number, HERE));
         Ok(())
+    }
+
+    fn state(&self, number: usize) -> u8 {
+        let state = self.states.get(number);
+        state.map_or(MISSING, |state| state.load(Ordering::Acquire))
+    }
+
+    fn set(&self, number: usize, known: u8) {
+        if let Some(state) = self.states.get(number) {
+            state.store(known, Ordering::Release);
+        }
     }
 
     /// Returns where chunks that follow each other are in the blob.

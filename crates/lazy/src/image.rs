@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use micabox_erofs::ReadAt;
-use micabox_pack::Recent;
 
 use crate::blob::Blob;
 use crate::inflate::Inflaters;
@@ -20,8 +20,8 @@ const ONCE: u64 = 256 << 10;
 /// The most, once chunks that follow each other are read.
 const AHEAD: u64 = 2 << 20;
 
-/// Chunks that are kept inflated: a chunk has several pages.
-const KEPT: usize = 16;
+/// The number of the next image.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// Where missing bytes of blobs come from.
 pub trait Fetch: Send + Sync {
@@ -42,7 +42,8 @@ pub struct Image {
     inflaters: Arc<Inflaters>,
     fetching: Mutex<Fetching>,
     fetched: Condvar,
-    inflated: Recent<usize>,
+    /// Distinguishes it from others with the same inflaters.
+    id: u64,
     /// What notes reads, and the number under which this image is noted.
     recorder: Option<(usize, Arc<Recorder>)>,
 }
@@ -71,7 +72,7 @@ impl Image {
             inflaters: Arc::clone(inflaters),
             fetching: Mutex::default(),
             fetched: Condvar::new(),
-            inflated: Recent::new(KEPT),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
             recorder: None,
         }
     }
@@ -90,28 +91,33 @@ impl Image {
 
     /// Returns a chunk's bytes in the blob, which are fetched if they are not here.
     fn packed(&self, number: usize) -> io::Result<Vec<u8>> {
-        if let Some(bytes) = self.blob.packed(number)? {
-            return Ok(bytes);
+        loop {
+            if let Some(bytes) = self.blob.packed(number)? {
+                return Ok(bytes);
+            }
+            // Where another thread has fetched it, it is here now, or that has failed.
+            if let Some(bytes) = self.bring(number)? {
+                return Ok(bytes);
+            }
         }
-        self.bring(number)?;
-        let bytes = self.blob.packed(number)?;
-        bytes.ok_or_else(|| io::Error::other(format!("chunk {number} is not kept by the disk")))
     }
 
-    /// Fetches a chunk and some of those that follow it, unless another thread does.
-    fn bring(&self, number: usize) -> io::Result<()> {
+    /// Fetches a chunk and some of those that follow it, unless another thread does, for which it waits. Returns the
+    /// chunk's bytes if they were fetched.
+    fn bring(&self, number: usize) -> io::Result<Option<Vec<u8>>> {
         let run = {
             let mut fetching = lock(&self.fetching);
-            let mut waited = false;
-            while fetching.chunks.contains(&number) {
-                waited = true;
-                fetching = self
-                    .fetched
-                    .wait(fetching)
-                    .unwrap_or_else(PoisonError::into_inner);
+            if fetching.chunks.contains(&number) {
+                while fetching.chunks.contains(&number) {
+                    fetching = self
+                        .fetched
+                        .wait(fetching)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
+                return Ok(None);
             }
-            if waited && self.blob.seems_here(number) {
-                return Ok(());
+            if self.blob.is_here(number) {
+                return Ok(None);
             }
             let most = if fetching.next == number {
                 (fetching.bytes * 2).clamp(ONCE, AHEAD)
@@ -123,7 +129,10 @@ impl Image {
             (fetching.next, fetching.bytes) = (run.end, most);
             run
         };
-        self.fetch(run)
+        let (bytes, kept) = self.fetch(run)?;
+        // What is read need not be kept: the disk may be full.
+        drop(kept);
+        Ok(Some(bytes))
     }
 
     /// Fetches the first chunks that are missing, from one on, and that no other thread fetches. Returns the chunk behind
@@ -131,7 +140,7 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// Those of [`Fetch::fetch`]; [`io::ErrorKind::InvalidData`] for other bytes.
+    /// Those of [`Fetch::fetch`], and of keeping them; [`io::ErrorKind::InvalidData`] for other bytes.
     pub fn fill(&self, from: usize) -> io::Result<Option<usize>> {
         self.fetch_first(from..self.blob.index().len())
     }
@@ -152,21 +161,26 @@ impl Image {
 
     /// Fetches the first of some chunks that are missing. Returns the chunk behind them; none if none was missing.
     fn fetch_first(&self, numbers: Range<usize>) -> io::Result<Option<usize>> {
-        let run = {
-            let mut fetching = lock(&self.fetching);
-            let is_missing = |number: &usize| {
-                !fetching.chunks.contains(number) && !self.blob.seems_here(*number)
-            };
-            let Some(number) = numbers.clone().find(is_missing) else {
+        let mut from = numbers.start;
+        let run = loop {
+            // Not with the lock: what is here may be read for that.
+            let Some(number) = (from..numbers.end).find(|number| !self.blob.is_here(*number))
+            else {
                 return Ok(None);
             };
+            let mut fetching = lock(&self.fetching);
+            if fetching.chunks.contains(&number) || self.blob.is_here(number) {
+                from = number + 1;
+                continue;
+            }
             let run = self.run(number, AHEAD, &fetching);
             let run = run.start..run.end.min(numbers.end);
             fetching.chunks.extend(run.clone());
-            run
+            break run;
         };
-        let end = run.end;
-        self.fetch(run).map(|()| Some(end))
+        let start = run.start;
+        let (_, kept) = self.fetch(run)?;
+        kept.map(|count| Some(start + count))
     }
 
     /// Returns the chunks to fetch with one: those behind it that are missing, of at most so many bytes in all.
@@ -175,11 +189,11 @@ impl Image {
         let is_wanted = |end: usize| {
             end < self.blob.index().len()
                 && !fetching.chunks.contains(&end)
-                && !self.blob.seems_here(end)
                 && self
                     .blob
                     .span(&(first..end + 1))
                     .is_ok_and(|span| span.end - span.start <= most)
+                && !self.blob.is_here(end)
         };
         while is_wanted(end) {
             end += 1;
@@ -187,14 +201,20 @@ impl Image {
         first..end
     }
 
-    /// Fetches chunks that this thread has noted as being fetched.
-    fn fetch(&self, numbers: Range<usize>) -> io::Result<()> {
+    /// Fetches chunks that this thread has noted as being fetched. Returns the first one's bytes, and how many of them are
+    /// kept, or why they are not.
+    fn fetch(&self, numbers: Range<usize>) -> io::Result<(Vec<u8>, io::Result<usize>)> {
         let fetched = self.blob.span(&numbers).and_then(|span| {
-            let bytes = self.source.fetch(span.clone())?;
+            let mut bytes = self.source.fetch(span.clone())?;
             if bytes.len() as u64 != span.end - span.start {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            self.blob.keep(numbers.clone(), &bytes)
+            let count = self.blob.verify(&numbers, &bytes)?;
+            let good = numbers.start..numbers.start + count;
+            let kept = self.blob.keep(good, &bytes).map(|()| count);
+            let first = self.blob.span(&(numbers.start..numbers.start + 1))?;
+            bytes.truncate((first.end - first.start) as usize);
+            Ok((bytes, kept))
         });
         let mut fetching = lock(&self.fetching);
         numbers.for_each(|number| _ = fetching.chunks.remove(&number));
@@ -204,7 +224,7 @@ impl Image {
     }
 
     fn inflated(&self, number: usize, length: u64) -> io::Result<Arc<Vec<u8>>> {
-        self.inflated.get(number, || {
+        self.inflaters.recent.get((self.id, number), || {
             if let Some((layer, recorder)) = &self.recorder {
                 recorder.note(*layer, number);
             }

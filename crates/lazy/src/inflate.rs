@@ -6,9 +6,10 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use micabox_jail::{Call, Kind, Limits, Worker};
+use micabox_pack::Recent;
 use serde::{Deserialize, Serialize};
 
 use crate::blob::LARGEST;
@@ -22,13 +23,26 @@ const MEMORY: u64 = 64 << 20;
 /// How long a chunk may take: a worker that was taken over may not answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Workers that wait for the next chunk.
-const IDLE: usize = 4;
+/// Workers that wait for the next chunk: one for each thread that reads.
+const IDLE: usize = 8;
 
-/// Processes that inflate chunks, each one at a time.
-#[derive(Default)]
+/// Chunks that are kept inflated, 1 MiB at most each: a chunk has several pages.
+const KEPT: usize = 16;
+
+/// Processes that inflate chunks, each one at a time; and what they have inflated last, for all images that share them.
 pub struct Inflaters {
     idle: Mutex<Vec<Inflater>>,
+    /// By the image and the number of the chunk.
+    pub(crate) recent: Recent<(u64, usize)>,
+}
+
+impl Default for Inflaters {
+    fn default() -> Self {
+        Self {
+            idle: Mutex::default(),
+            recent: Recent::new(KEPT),
+        }
+    }
 }
 
 struct Inflater {
@@ -48,8 +62,19 @@ impl Inflaters {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let idle = self.idle().pop();
-        let mut inflater = idle.map_or_else(Inflater::start, Ok)?;
-        let inflated = inflater.inflate(packed, length as u32)?;
+        let tried = idle.map(|mut idle| {
+            let inflated = idle.inflate(packed, length as u32);
+            inflated.map(|inflated| (idle, inflated))
+        });
+        let (inflater, inflated) = match tried {
+            Some(Ok(done)) => done,
+            // One that waited may have been killed meanwhile.
+            Some(Err(_)) | None => {
+                let mut new = Inflater::start()?;
+                let inflated = new.inflate(packed, length as u32)?;
+                (new, inflated)
+            }
+        };
         let mut idle = self.idle();
         if idle.len() < IDLE {
             idle.push(inflater);
@@ -67,7 +92,6 @@ impl Inflaters {
 impl Inflater {
     fn start() -> io::Result<Self> {
         let (socket, its) = UnixStream::pair()?;
-        socket.set_read_timeout(Some(PATIENCE))?;
         socket.set_write_timeout(Some(PATIENCE))?;
         let limits = Limits {
             memory: MEMORY,
@@ -86,19 +110,38 @@ impl Inflater {
             let problem = format!("the process that inflates chunks failed: {error}");
             io::Error::other(problem)
         };
+        let deadline = Instant::now() + PATIENCE;
         let header = [(packed.len() as u32).to_le_bytes(), length.to_le_bytes()].concat();
         let mut answer = [0];
         self.socket
             .write_all(&header)
             .and_then(|()| self.socket.write_all(packed))
-            .and_then(|()| self.socket.read_exact(&mut answer))
+            .and_then(|()| self.read(&mut answer, deadline))
             .map_err(failed)?;
         if answer != [INFLATED] {
             return Ok(None);
         }
         let mut bytes = vec![0; length as usize];
-        self.socket.read_exact(&mut bytes).map_err(failed)?;
+        self.read(&mut bytes, deadline).map_err(failed)?;
         Ok(Some(bytes))
+    }
+
+    /// Fills a buffer before a deadline, however slowly the other side sends.
+    fn read(&mut self, mut buffer: &mut [u8], deadline: Instant) -> io::Result<()> {
+        while !buffer.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.socket.set_read_timeout(Some(left))?;
+            match self.socket.read(buffer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => buffer = buffer.get_mut(count..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 }
 

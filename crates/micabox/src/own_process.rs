@@ -28,8 +28,8 @@ pub(crate) enum OwnProcess {
     Forked(Forked),
 }
 
-/// The variables that these processes have of their creator's environment: where programs are. All else may be a
-/// password.
+/// The variables that these processes have of their creator's environment ([`Environment::Programs`]): where programs are.
+/// All else may be a password.
 const KEPT: [&str; 3] = ["PATH", "MICABOX_QEMU", "MICABOX_WORKER"];
 
 /// What such a process has of its creator's environment.

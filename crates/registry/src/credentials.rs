@@ -72,7 +72,8 @@ impl Credentials {
         let variable = |name| {
             env::var_os(name)
                 .filter(|value| !value.is_empty())
-                .map(PathBuf::from)
+                // Wherever this process goes.
+                .map(|value| std::path::absolute(&value).unwrap_or_else(|_| value.into()))
         };
         let docker =
             variable("DOCKER_CONFIG").or_else(|| variable("HOME").map(|home| home.join(".docker")));

@@ -337,14 +337,28 @@ impl Repository {
         let retrying =
             |reason: &str, pause| transfer::retrying(&*self.progress, diff_id, reason, pause);
         for (source, is_last) in self.sources() {
-            let part = match source.url("blobs", &blob.digest.to_string()) {
-                Ok(url) => ranges::part(source, &url, range.clone(), blob.size, &retrying).await,
-                Err(reason) => Err(reason),
+            let mut attempts = Attempts::new(source.http.transfer(), source.is_mirror());
+            let reason = loop {
+                let part = match source.url("blobs", &blob.digest.to_string()) {
+                    Ok(url) => {
+                        ranges::part(source, &url, range.clone(), blob.size, &retrying).await
+                    }
+                    Err(reason) => Err(reason),
+                };
+                let reason = match part {
+                    Ok(bytes) => return Ok(bytes),
+                    Err(reason) => reason,
+                };
+                let text = reason.to_string();
+                match attempts.failed(reason) {
+                    Ok(pause) => {
+                        retrying(&text, pause);
+                        tokio::time::sleep(pause).await;
+                    }
+                    Err(reason) => break reason,
+                }
             };
-            match part {
-                Ok(bytes) => return Ok(bytes),
-                Err(reason) => self.failed(source, &what, reason, is_last)?,
-            }
+            self.failed(source, &what, reason, is_last)?;
         }
         Err(RegistryError::new(&what, &self.name, Reason::NoBlob))
     }

@@ -1,22 +1,21 @@
 //! Fetches the rest of layers of which only a part is here.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use micabox_image::manifest::{self, Document, LayerSource};
-use micabox_image::progress::{Event, LayerState, Phase, Silent};
-use micabox_image::store::{self, Image, Layer};
-use micabox_image::{Descriptor, Digest, Limits, Progress, Reference, Store};
+use micabox_image::progress::{self, Event, LayerState, Phase, Silent};
+use micabox_image::store::{CompleteError, Image, Layer, LazyRecord};
+use micabox_image::{Descriptor, Digest, Progress, Store};
 use micabox_lazy::{Fetch, Inflaters};
 use micabox_registry::{RegistryError, Repository};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinSet;
 
-use crate::pull::{Pull, blocking, joined};
+use crate::pull::{blocking, joined};
 use crate::{PullError, PullOptions};
 
 /// Parts of a layer that are fetched at the same time while it becomes whole.
@@ -64,44 +63,64 @@ impl LazyLayers {
     ///
     /// The store's; [`PullError::Registry`] if the settings for its registry can't be applied.
     pub fn open(&self, store: &Store, layer: &Layer) -> Result<micabox_lazy::Image, PullError> {
+        Ok(self.open_blob(store, layer)?.1)
+    }
+
+    /// Opens an image's layers of which only a part is here, each once, with their blobs.
+    fn open_lazy(
+        &self,
+        image: &Image,
+    ) -> Result<Vec<(Layer, Descriptor, micabox_lazy::Image)>, PullError> {
+        let store = &image.store;
+        let mut seen = HashSet::new();
+        let mut all = Vec::new();
+        for layer in &image.layers {
+            if !store.is_lazy(layer) || !seen.insert(layer.diff_id) {
+                continue;
+            }
+            match self.open_blob(store, layer) {
+                Ok((blob, opened)) => all.push((layer.clone(), blob, opened)),
+                // It has become whole meanwhile.
+                Err(_) if store.is_whole(layer) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    fn open_blob(
+        &self,
+        store: &Store,
+        layer: &Layer,
+    ) -> Result<(Descriptor, micabox_lazy::Image), PullError> {
         let (record, blob) = store.lazy_blob(layer)?;
         let parts = BlobParts {
             runtime: self.runtime.clone(),
             _threads: self.threads.clone(),
             repository: self.repository(&record)?,
             diff_id: layer.diff_id,
-            blob: record.blob,
+            blob: record.blob.clone(),
         };
         let length = layer.image_size();
-        let parts = Box::new(parts);
-        Ok(micabox_lazy::Image::new(
-            blob,
-            length,
-            parts,
-            &self.inflaters,
-        ))
+        let image = micabox_lazy::Image::new(blob, length, Box::new(parts), &self.inflaters);
+        Ok((record.blob, image))
     }
 
-    fn repository(&self, record: &store::LazyRecord) -> Result<Arc<Repository>, RegistryError> {
+    fn repository(&self, record: &LazyRecord) -> Result<Arc<Repository>, RegistryError> {
         let name = format!("{}/{}", record.from.registry(), record.from.repository());
         let repositories = self.repositories.lock();
         let mut repositories = repositories.unwrap_or_else(PoisonError::into_inner);
         if let Some(repository) = repositories.get(&name) {
             return Ok(Arc::clone(repository));
         }
-        let made = Arc::new(repository(&self.options, record)?);
+        let settings = Arc::new(self.options.settings.for_registries());
+        let silent: Arc<dyn Progress> = Arc::new(Silent);
+        let credentials = &self.options.credentials;
+        let made = Repository::new(&record.from, &settings, credentials, &silent)?;
+        let made = Arc::new(made);
         repositories.insert(name, Arc::clone(&made));
         Ok(made)
     }
-}
-
-fn repository(
-    options: &PullOptions,
-    record: &store::LazyRecord,
-) -> Result<Repository, RegistryError> {
-    let settings = Arc::new(options.settings.for_registries());
-    let silent: Arc<dyn Progress> = Arc::new(Silent);
-    Repository::new(&record.from, &settings, &options.credentials, &silent)
 }
 
 impl fmt::Debug for LazyLayers {
@@ -150,10 +169,12 @@ pub fn complete_blocking(
     let completed = runtime.block_on(complete(image, options, &progress));
     // Without waiting for threads: one may be waiting for another process.
     runtime.shutdown_background();
-    completed
+    completed?;
+    progress.event(Event::Phase(Phase::Done));
+    Ok(())
 }
 
-/// Fetches the rest of an image's layers.
+/// Fetches the rest of an image's layers. Another process may do so as well.
 ///
 /// # Errors
 ///
@@ -163,89 +184,70 @@ pub(crate) async fn complete(
     options: &PullOptions,
     progress: &Arc<dyn Progress>,
 ) -> Result<(), PullError> {
-    let (store, lazy) = (image.store.clone(), image.clone());
-    let lazy = blocking(move || -> Result<_, PullError> {
-        // From here on `prune` removes nothing of it.
-        let shared = store.shared()?;
-        let layers = lazy.layers.iter().filter(|layer| store.is_lazy(layer));
-        let layers: Vec<Layer> = layers.cloned().collect();
-        Ok((shared, layers))
-    });
-    let (_shared, lazy) = lazy.await?;
-    let mut lazy = lazy.iter();
-    let Some(first) = lazy.next() else {
-        return Ok(());
-    };
-    let store = &image.store;
-    let record = store.lazy_record(&first.diff_id)?;
-    let record = record.ok_or(store::Error::NoLayer {
-        diff_id: first.diff_id,
-    })?;
-    progress.event(Event::Phase(Phase::Layers));
     let fetcher = LazyLayers::on(Handle::current(), options.clone());
-    for layer in std::iter::once(first).chain(lazy) {
-        let opened = fetcher.open(store, layer)?;
-        fill(opened, layer.diff_id, progress).await?;
-        let record = store.lazy_record(&layer.diff_id)?;
-        if let Some(record) = record {
-            store.keep_lazy_blob(&layer.diff_id, &record.blob.digest)?;
-        }
+    progress.event(Event::Phase(Phase::Layers));
+    let found = image.clone();
+    let opened = blocking(move || fetcher.open_lazy(&found)).await?;
+    let transfers = opened.iter().map(|(layer, blob, _)| progress::Layer {
+        diff_id: layer.diff_id,
+        blob: blob.clone(),
+    });
+    progress.event(Event::Layers(&transfers.collect::<Vec<_>>()));
+    for (layer, blob, opened) in opened {
+        let diff_id = layer.diff_id;
+        fill(opened, diff_id, blob.size, progress).await?;
+        let settings = Arc::clone(&options.settings);
+        let store = image.store.clone();
+        let completed =
+            blocking(move || store.complete_lazy(&layer, &settings.limits, settings.conversion));
+        completed.await.map_err(|error| match error {
+            CompleteError::Store(error) => PullError::from(error),
+            error => PullError::Parts {
+                layer: diff_id,
+                source: io::Error::other(error),
+            },
+        })?;
+        progress.event(Event::Layer {
+            diff_id: &diff_id,
+            state: LayerState::Done,
+        });
     }
-    let sources = sources(image, &record.from, &options.settings.limits)?;
-    let pull = Pull::again(store, &record.from, options, progress);
-    let repository = Arc::new(repository(options, &record)?);
-    pull.fetch(repository, sources).await?;
-    progress.event(Event::Phase(Phase::Done));
     Ok(())
 }
 
-/// Returns an image's layers that are not whole, as its manifest describes them.
-fn sources(
-    image: &Image,
-    reference: &Reference,
-    limits: &Limits,
-) -> Result<Vec<LayerSource>, PullError> {
-    let store = &image.store;
-    let unusable = |source| PullError::Manifest {
-        reference: Box::new(reference.clone()),
-        source: Box::new(source),
-    };
-    let manifest = store.manifest(&image.manifest_digest)?;
-    let Document::Manifest(manifest) = Document::parse(&manifest, None).map_err(unusable)? else {
-        return Ok(Vec::new());
-    };
-    let sources = manifest::layers_of(&manifest, &image.config, limits).map_err(unusable)?;
-    let mut lazy = Vec::new();
-    for source in sources {
-        let layer = store.layer(&source.diff_id)?;
-        if layer.is_none_or(|layer| store.is_lazy(&layer)) {
-            lazy.push(source);
-        }
+/// Stops the threads that fetch when what waits for them ends.
+struct Stop(Arc<AtomicBool>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
-    Ok(lazy)
 }
 
-/// Fetches all chunks of a layer that are missing.
+/// Fetches all chunks of a layer that are missing, from a blob of `size` bytes.
 async fn fill(
     image: micabox_lazy::Image,
     diff_id: Digest,
+    size: u64,
     progress: &Arc<dyn Progress>,
 ) -> Result<(), PullError> {
     let image = Arc::new(image);
     let next = Arc::new(AtomicUsize::new(0));
+    let stop = Stop(Arc::default());
     let mut tasks = JoinSet::new();
     for _ in 0..AT_ONCE {
-        let (image, next) = (Arc::clone(&image), Arc::clone(&next));
+        let (image, next, stopped) = (Arc::clone(&image), Arc::clone(&next), Arc::clone(&stop.0));
         let progress = Arc::clone(progress);
         tasks.spawn_blocking(move || -> io::Result<()> {
-            let end = image.blob().index().len();
-            while let Some(after) = image.fill(next.load(Ordering::Relaxed)).inspect_err(|_| {
-                // The others end as well.
-                next.store(end, Ordering::Relaxed);
-            })? {
-                next.fetch_max(after, Ordering::Relaxed);
-                let range = image.blob().index().range(after);
-                if let Some(Range { start: bytes, .. }) = range {
+            while !stopped.load(Ordering::Relaxed) {
+                let from = next.load(Ordering::Relaxed);
+                let Some(after) = image.fill(from)? else {
+                    break;
+                };
+                let before = next.fetch_max(after, Ordering::Relaxed);
+                if before < after {
+                    let range = image.blob().index().range(after);
+                    let bytes = range.map_or(size, |range| range.start);
                     let state = LayerState::Received { bytes };
                     let diff_id = &diff_id;
                     progress.event(Event::Layer { diff_id, state });
@@ -254,12 +256,11 @@ async fn fill(
             Ok(())
         });
     }
-    let mut filled = Ok(());
     while let Some(ended) = tasks.join_next().await {
-        filled = filled.and(joined(ended));
+        joined(ended).map_err(|source| PullError::Parts {
+            layer: diff_id,
+            source,
+        })?;
     }
-    filled.map_err(|source| PullError::Parts {
-        layer: diff_id,
-        source,
-    })
+    Ok(())
 }

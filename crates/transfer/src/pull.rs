@@ -18,7 +18,7 @@ use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use micabox_image::convert::{self, Expect, Place};
 use micabox_image::manifest::{self, Document, LayerSource, ManifestError, Search};
 use micabox_image::progress::{self, Event, LayerState, Phase};
-use micabox_image::store::{self, Claim, Image, Keeping, Origin, Partial};
+use micabox_image::store::{self, Claim, Image, Keeping, Layer, Origin, Partial};
 use micabox_image::{Digest, Limits, Platform, Progress, Reference, Store};
 use micabox_registry::{self as registry, Credentials, Fetched, RegistryError, Repository};
 
@@ -134,10 +134,10 @@ pub(crate) async fn pull_as(
         && let Some(image) = pull.present().await?
     {
         // What its name means now is not asked for.
-        return match options.policy {
-            PullPolicy::Never => Ok(image),
-            _ => pull.completed(image).await,
-        };
+        if options.policy == PullPolicy::Never || !pull.is_incomplete(&image) {
+            return Ok(image);
+        }
+        return pull.completed(image).await;
     }
     if options.policy == PullPolicy::Never {
         return Err(PullError::Never {
@@ -149,8 +149,7 @@ pub(crate) async fn pull_as(
     pull.completed(image).await
 }
 
-/// A pull of one image.
-pub(crate) struct Pull<'a> {
+struct Pull<'a> {
     store: Store,
     reference: Reference,
     judged: Judged,
@@ -193,27 +192,7 @@ struct NewImage {
     layers: Vec<LayerSource>,
 }
 
-impl<'a> Pull<'a> {
-    /// Begins a pull of layers of an image that the store has.
-    pub(crate) fn again(
-        store: &Store,
-        reference: &Reference,
-        options: &'a PullOptions,
-        progress: &Arc<dyn Progress>,
-    ) -> Self {
-        Self {
-            store: store.clone(),
-            reference: reference.clone(),
-            judged: Judged {
-                name: reference.clone(),
-                above: None,
-            },
-            platform: Platform::host(),
-            options,
-            progress: Arc::clone(progress),
-        }
-    }
-
+impl Pull<'_> {
     async fn unless_cancelled<T>(
         &self,
         work: impl Future<Output = Result<T, PullError>>,
@@ -229,11 +208,17 @@ impl<'a> Pull<'a> {
 
     /// Fetches the rest of an image's layers, unless it may be used before they are here.
     async fn completed(&self, image: Image) -> Result<Image, PullError> {
-        if !self.options.lazy && image.is_lazy() {
+        if self.is_incomplete(&image) {
             let complete = complete(&image, self.options, &self.progress);
             self.unless_cancelled(complete).await?;
         }
+        self.phase(Phase::Done);
         Ok(image)
+    }
+
+    /// Returns whether more of an image has to be here.
+    fn is_incomplete(&self, image: &Image) -> bool {
+        !self.options.lazy && image.is_lazy()
     }
 
     /// Returns the image, if the store has it under this name and for this platform.
@@ -309,9 +294,7 @@ impl<'a> Pull<'a> {
             }
             Ok(image)
         };
-        let image = blocking(publish).await?;
-        self.phase(Phase::Done);
-        Ok(image)
+        Ok(blocking(publish).await?)
     }
 
     fn lazily(&self, repository: &Arc<Repository>) -> Lazily {
@@ -320,19 +303,23 @@ impl<'a> Pull<'a> {
             store: self.store.clone(),
             repository: Arc::clone(repository),
             reference: self.reference.clone(),
-            limits: Arc::new(settings.limits.clone()),
+            limits: Arc::new(settings.limits.shared_by(lazy::AT_ONCE)),
             place: settings.conversion,
             progress: Arc::clone(&self.progress),
         }
     }
 
     /// Returns the platform, and whether images of EROFS layers go before those of archives: where they can be used
-    /// before they are here, and where the name's image is one that was.
+    /// before they are here, and where the name's image is one already, unless a platform was asked for.
     async fn wanted(&self) -> Platform {
         let (store, name) = (self.store.clone(), self.reference.to_string());
-        let is_lazy = move || store.image(&name).is_ok_and(|image| image.is_lazy());
+        let is_converted = |layer: &Layer| layer.record.archive.is_some();
+        let has_it = move || {
+            let image = store.image(&name);
+            image.is_ok_and(|image| image.layers.iter().any(is_converted))
+        };
         let wanted = self.platform.clone();
-        if self.options.lazy || blocking(is_lazy).await {
+        if self.options.lazy || self.options.platform.is_none() && blocking(has_it).await {
             return wanted.and_feature(manifest::erofs::FEATURE);
         }
         wanted
@@ -346,7 +333,6 @@ impl<'a> Pull<'a> {
             store.image(&reference.to_string())
         })
         .await?;
-        self.phase(Phase::Done);
         Ok(image)
     }
 
@@ -421,7 +407,7 @@ impl<'a> Pull<'a> {
     }
 
     /// Fetches and converts every missing layer, a few at a time.
-    pub(crate) async fn fetch(
+    async fn fetch(
         &self,
         repository: Arc<Repository>,
         layers: Vec<LayerSource>,

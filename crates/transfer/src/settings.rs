@@ -91,7 +91,9 @@ impl Settings {
     pub fn load() -> Result<Self, ConfigError> {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
         if let Some(path) = variable(FILE_VARIABLE) {
-            return Self::read(Path::new(&path));
+            // The file's own paths are relative to its directory, wherever this process goes.
+            let path = std::path::absolute(&path).unwrap_or_else(|_| path.into());
+            return Self::read(&path);
         }
         let directory = variable("XDG_CONFIG_HOME")
             .map(PathBuf::from)

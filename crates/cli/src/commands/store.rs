@@ -122,7 +122,7 @@ fn df(store: &Store, json: bool) -> Outcome {
         ),
         ("saved by packing".into(), usage.saved_size),
         (
-            format!("of them {} here in part", usage.lazy_layers),
+            format!("layers here in part: {}", usage.lazy_layers),
             usage.lazy_size,
         ),
         ("merged metadata".into(), usage.metadata_size),

@@ -128,7 +128,7 @@ pub(super) fn convert(
 
 /// Limits the wait for a worker that may be compromised: it must make progress, in the bytes it
 /// reads or in the files it writes.
-struct Patience<'a> {
+pub(super) struct Patience<'a> {
     files: [&'a File; 2],
     /// Blob bytes that the worker was given, and the state of its files.
     seen: (u64, [Option<Written>; 2]),
@@ -140,7 +140,7 @@ struct Patience<'a> {
 type Written = (u64, SystemTime);
 
 impl<'a> Patience<'a> {
-    fn new(files: [&'a File; 2], limit: u64) -> Self {
+    pub(super) fn new(files: [&'a File; 2], limit: u64) -> Self {
         Self {
             files,
             seen: (0, [None; 2]),
@@ -152,7 +152,7 @@ impl<'a> Patience<'a> {
 
     /// Returns whether to keep waiting. Called once per second of waiting, so time in which this
     /// process was stopped as well doesn't count.
-    fn lasts(&mut self, given: u64) -> bool {
+    pub(super) fn lasts(&mut self, given: u64) -> bool {
         if self.is_over() {
             return false;
         }

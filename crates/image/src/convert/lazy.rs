@@ -12,7 +12,7 @@ use micabox_tar::printable;
 use serde::{Deserialize, Serialize};
 
 use super::error::Reason;
-use super::jail::{Refusal, jail_limits, reason};
+use super::jail::{Patience, Refusal, jail_limits, reason};
 use super::native::exceeded;
 use super::{Converted, Place, device};
 use crate::identity;
@@ -147,11 +147,8 @@ pub(crate) fn check(
     }
     let files = vec![copy(blob)?.into(), copy(image)?.into()];
     let worker = Worker::start(&task, files, &jail_limits(limits)).map_err(reason)?;
-    let mut seconds = 0;
-    let converted = worker.wait_while(|| {
-        seconds += 1;
-        seconds <= limits.idle_timeout.max(1)
-    });
+    let mut patience = Patience::new([image, image], limits.idle_timeout);
+    let converted = worker.wait_while(|| patience.lasts(0));
     let converted = converted.map_err(reason)?;
     if converted.recipe.is_some() || converted.blocks > u64::from(u32::MAX) {
         return Err(Reason::Worker("its answer contradicts itself".into()));

@@ -219,7 +219,7 @@ fn convert(
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Converted {
     /// Length of the image in blocks.
-    blocks: u64,
+    pub blocks: u64,
     /// Checksum of the image.
     checksum: Checksum,
     pub inodes: u64,

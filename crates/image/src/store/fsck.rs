@@ -223,6 +223,13 @@ impl Fsck<'_> {
             }
             (image, Some(record)) => {
                 self.report.layers += 1;
+                if image.is_some() && !layer.lazy.is_empty() {
+                    // What a crash has left where the layer became whole.
+                    self.report.leftovers += 1;
+                    if self.repair {
+                        self.store.remove_lazy(diff_id)?;
+                    }
+                }
                 match self.layer_problem(diff_id, layer, record)? {
                     Ok(()) => {
                         self.sound_layers.insert(*diff_id);
@@ -327,11 +334,16 @@ impl Fsck<'_> {
         };
         let record = match self.store.lazy_metadata(&layer) {
             Ok(record) => record,
+            // It has become whole meanwhile, from a blob that was checked.
+            Err(_) if self.store.is_whole(&layer) => return Ok(Ok(())),
             Err(error @ Error::Damaged { .. }) => return Ok(Err(error.to_string())),
             Err(error) => return Err(error),
         };
         let path = self.store.layout.lazy_metadata(diff_id);
-        let file = File::open(&path).context("open", &path)?;
+        let file = match File::open(&path) {
+            Err(_) if self.store.is_whole(&layer) => return Ok(Ok(())),
+            file => file.context("open", &path)?,
+        };
         let found = self.bytes(&LayerImage::Whole(file), &record, uuid);
         found.context("read", &path)
     }

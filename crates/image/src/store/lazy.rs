@@ -27,7 +27,6 @@ use super::error::{Context, Error, Result};
 use super::images::{FileRecord, Image};
 use super::layers::{Claim, Layer, LayerClaim, LayerRecord};
 use super::packed::LayerImage;
-use super::partial;
 use super::scratch::Scratch;
 use crate::convert::{self, Converted, Expect, Known, Place};
 use crate::manifest::{LayerSource, Parts};
@@ -59,7 +58,8 @@ pub struct LazyRecord {
 pub enum LazyClaim {
     /// The layer exists, as far as it is needed.
     Present,
-    /// The layer can't be used in parts: the store has one of that diff ID that may be another one.
+    /// The layer has to be fetched whole: it is not one that can be used in parts, or the store has one of that diff ID
+    /// that may be another one.
     Whole,
     /// The owner of the claim must make the layer.
     Missing(Box<LazyLayer>),
@@ -77,13 +77,13 @@ pub struct LazyLayer {
 }
 
 impl Store {
-    /// Returns the right to make a layer of which only a part is here, unless it exists. Waits while another process makes
-    /// it.
+    /// Returns the right to make a layer of which only a part is here, and which the registry of `from` has, unless it
+    /// exists. Waits while another process makes it.
     ///
     /// # Errors
     ///
     /// [`Error::Io`], [`Error::Full`].
-    pub fn claim_lazy(&self, source: &LayerSource) -> Result<LazyClaim> {
+    pub fn claim_lazy(&self, source: &LayerSource, from: &Reference) -> Result<LazyClaim> {
         let (Some(parts), Some(archive)) = (source.parts.clone(), source.archive) else {
             return Ok(LazyClaim::Whole);
         };
@@ -101,6 +101,9 @@ impl Store {
                 record.blob.digest == source.blob.digest
                     && record.index_digest == parts.index_digest
                     && record.index == parts.index
+                    // Another registry is not asked in place of this one, nor told what is read.
+                    && record.from.registry() == from.registry()
+                    && record.from.repository() == from.repository()
             });
             let is_same = is_same
                 && layer.record.checksum == parts.checksum
@@ -176,20 +179,40 @@ impl Store {
         Ok((record, blob))
     }
 
-    /// Lets the next pull take the blob of a layer for the start that an earlier one kept.
+    /// Converts a layer from its blob, all of which is here, as one that is pulled. Does nothing if it is whole.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`].
-    pub fn keep_lazy_blob(&self, diff_id: &Digest, blob: &Digest) -> Result<()> {
-        let (from, to) = (self.layout.lazy_blob(diff_id), partial::path(self, blob));
-        match fs::hard_link(&from, &to) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                durable::remove_file(&to)?;
-                fs::hard_link(&from, &to).context("link", &to)
-            }
-            linked => linked.context("link", &to),
+    /// [`convert::Error`]: the blob is not what the manifest says. The store's.
+    pub fn complete_lazy(
+        &self,
+        layer: &Layer,
+        limits: &Limits,
+        place: Place,
+    ) -> Result<(), CompleteError> {
+        let diff_id = &layer.diff_id;
+        let Some(record) = self.lazy_record(diff_id)? else {
+            return Ok(());
+        };
+        let Claim::Missing(claim) = self.claim_layer(diff_id, Some(&record.blob.digest))? else {
+            return Ok(());
+        };
+        let path = self.layout.lazy_blob(diff_id);
+        let blob = File::open(&path).context("open", &path)?;
+        let expect = Expect {
+            blob: Some(record.blob),
+            diff_id: *diff_id,
+            archive: layer.record.archive,
+        };
+        let whole = convert::convert_claimed(claim, blob, &expect, limits, place)?;
+        if whole.record.checksum != layer.record.checksum {
+            let problem = format!(
+                "its checksum is {}, and its manifest says {}",
+                whole.record.checksum, layer.record.checksum
+            );
+            return Err(expect.error(convert::Reason::ForeignErofs(problem)).into());
         }
+        Ok(())
     }
 
     /// Returns the order in which a start of an image read its layers; none if there is none that can be read.
@@ -215,8 +238,12 @@ impl Store {
             return self.open_layer(layer);
         }
         let path = self.layout.lazy_metadata(&layer.diff_id);
-        let file = File::open(&path).context("open", &path)?;
-        Ok(LayerImage::Whole(file))
+        match File::open(&path) {
+            Ok(file) => Ok(LayerImage::Whole(file)),
+            // It has become whole meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.open_layer(layer),
+            Err(error) => Err(error).context("open", &path),
+        }
     }
 
     /// Returns what the metadata of a layer of which only a part is here has to be.
@@ -245,6 +272,18 @@ impl Store {
         durable::remove_file(&self.layout.lazy_blob(diff_id))?;
         durable::remove_file(&self.layout.lazy_metadata(diff_id))
     }
+}
+
+/// Why a layer does not become whole.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompleteError {
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] Error),
+    /// The blob can't be converted.
+    #[error(transparent)]
+    Layer(#[from] convert::Error),
 }
 
 impl Image {
@@ -283,6 +322,9 @@ impl LazyLayer {
 
     fn make(self, from: &Reference, limits: &Limits, place: Place) -> Result<(), convert::Reason> {
         let image = self.scratch.create(METADATA)?;
+        let path = self.scratch.path(BLOB);
+        // For reading alone.
+        let blob = File::open(&path).context("open", &path)?;
         let index = read_range(&self.blob, &self.parts.index).map_err(convert::Reason::Source)?;
         let known = Known {
             index: &index,
@@ -290,7 +332,11 @@ impl LazyLayer {
             archive: self.archive,
             blob_size: self.source.blob.size,
         };
-        let converted = convert::check_metadata(&known, &self.blob, &image, limits, place)?;
+        let converted = convert::check_metadata(&known, &blob, &image, limits, place)?;
+        if converted.blocks != self.parts.length / BLOCK_SIZE {
+            let problem = "its answer is about another image".to_owned();
+            return Err(convert::Reason::Worker(problem));
+        }
         Ok(self.place(from.clone(), &image, &converted)?)
     }
 
@@ -322,6 +368,9 @@ impl LazyLayer {
             file.sync_all().context("sync", &scratch.path(name))?;
         }
         durable::write_json(scratch, RECORD, &lazy)?;
+        // Those that are there are of an image that can't be used any more.
+        durable::remove_file(&layout.list(diff_id))?;
+        durable::remove_file(&layout.layer(diff_id))?;
         durable::place(&scratch.path(BLOB), &layout.lazy_blob(diff_id))?;
         durable::place(&scratch.path(METADATA), &layout.lazy_metadata(diff_id))?;
         durable::publish(&scratch.path(RECORD), &layout.lazy(diff_id))?;

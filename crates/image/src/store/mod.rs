@@ -53,7 +53,7 @@ pub use fsck::{Finding, FsckOptions, FsckReport, Repair};
 pub use images::{Fixup, Image, ImageSummary};
 pub use layer_archive::LayerArchive;
 pub use layers::{Claim, Layer, LayerClaim, LayerRecord, PADDING, RecipeRecord};
-pub use lazy::{LazyClaim, LazyLayer, LazyRecord};
+pub use lazy::{CompleteError, LazyClaim, LazyLayer, LazyRecord};
 pub use lock::Lock;
 pub use micabox_pack::Cache;
 pub use pack::{PackChoice, PackReport, Patience};

@@ -41,7 +41,7 @@ impl Store {
         if size < WORTH_KEEPING {
             return None;
         }
-        let path = path(self, blob);
+        let path = self.layout.tmp().join(blob.hex() + SUFFIX);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         let file = options.mode(0o600).open(&path).ok()?;
@@ -85,11 +85,6 @@ impl Store {
         let ours = names.into_iter().filter(|name| name.ends_with(SUFFIX));
         Ok(ours.map(|name| tmp.join(name)).collect())
     }
-}
-
-/// Returns where the start of a blob is kept.
-pub(super) fn path(store: &Store, blob: &Digest) -> PathBuf {
-    store.layout.tmp().join(blob.hex() + SUFFIX)
 }
 
 /// Removes a file that no pull uses.

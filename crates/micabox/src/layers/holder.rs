@@ -34,7 +34,7 @@ pub(crate) const KIND: Kind = Kind::new(NAME, work);
 
 const NAME: &str = "layers";
 
-/// Most threads that serve.
+/// Most threads that serve; and as many where each may wait for an answer from elsewhere.
 const THREADS: usize = 8;
 
 /// How long a client may take to receive its files: it waits for nothing else.
@@ -70,6 +70,8 @@ pub(super) struct Job {
     pub(super) manifest: String,
     /// What the image is called.
     pub(super) name: String,
+    /// Whether reads may wait for a registry.
+    pub(super) is_lazy: bool,
 }
 
 /// Starts the process, and waits until it serves clients.
@@ -91,8 +93,6 @@ fn work(_: RawFd) -> i32 {
 
 fn run() -> io::Result<()> {
     let (connection, job, files) = own_process::begin::<Job>()?;
-    // It keeps no directory busy.
-    rustix::process::chdir("/")?;
     // Each layer has its packs open.
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(
@@ -105,7 +105,10 @@ fn run() -> io::Result<()> {
     let mut files = files.into_iter();
     let mut socket = || files.next().ok_or(io::ErrorKind::InvalidData);
     let (listener, starter) = (socket()?.into(), socket()?.into());
-    let layers = match Layers::serve(&job) {
+    let served = Layers::serve(&job);
+    // It keeps no directory busy. What it was started with may be relative to one.
+    rustix::process::chdir("/")?;
+    let layers = match served {
         Ok(layers) => layers,
         Err(problem) => return send(&connection, &Done::Err(problem), []),
     };
@@ -129,6 +132,8 @@ struct Layers {
     news: UnixStream,
     wake: Arc<UnixStream>,
     image: Image,
+    /// What the image is called.
+    name: String,
     missing: Arc<Missing>,
 }
 
@@ -137,7 +142,12 @@ impl Layers {
     fn serve(job: &Job) -> Result<Self, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         // Before there are threads.
-        let (mount, channels) = mount().map_err(|error| text(&error))?;
+        let threads = if job.is_lazy {
+            THREADS
+        } else {
+            available_parallelism().map_or(2, |count| count.get().clamp(2, THREADS))
+        };
+        let (mount, channels) = mount(threads).map_err(|error| text(&error))?;
         let store = Store::open(&job.store).map_err(|error| text(&error))?;
         let digest = job.manifest.parse().map_err(|_| "no digest")?;
         let image = store
@@ -184,6 +194,7 @@ impl Layers {
             news,
             wake,
             image,
+            name: job.name.clone(),
             missing: Arc::new(missing),
         })
     }
@@ -254,6 +265,7 @@ impl Layers {
     fn unpack(&self) -> Arc<AtomicBool> {
         let over = Arc::<AtomicBool>::default();
         let missing = Arc::clone(&self.missing);
+        let name = self.name.clone();
         let its_over = Arc::clone(&over);
         let (image, files, wake) = (
             self.image.clone(),
@@ -273,8 +285,14 @@ impl Layers {
             }
             missing.keep_order(&image);
             // Without it, the image stays as it is.
-            if has_room(&image) {
-                let _ = super::make_whole(&image);
+            if has_room(&image)
+                && let Err(error) = super::make_whole(&image)
+            {
+                let attributes = [
+                    ("digest", image.manifest_digest.to_string()),
+                    ("error", error.to_string()),
+                ];
+                history::note_image(image.store.root(), &name, "incomplete", &attributes);
             }
             its_over.store(true, Ordering::SeqCst);
             tell(&wake);
@@ -286,13 +304,21 @@ impl Layers {
     }
 }
 
-/// Returns whether the disk keeps a reserve if an image is unpacked there: unpacking in the background must not fill it.
+/// Returns whether the disk keeps a reserve if an image is made whole there: what is done in the background must not fill
+/// it.
 fn has_room(image: &Image) -> bool {
-    let packed = image
-        .layers
-        .iter()
-        .filter(|layer| !image.store.is_whole(layer));
-    let needed: u64 = packed.map(Layer::image_size).sum();
+    let layers = image.layers.iter();
+    let needed = layers.map(|layer| {
+        if image.store.is_whole(layer) {
+            0
+        } else if image.store.is_lazy(layer) {
+            // Its blob is there as well until the layer is published.
+            layer.image_size().saturating_mul(2)
+        } else {
+            layer.image_size()
+        }
+    });
+    let needed: u64 = needed.sum();
     statvfs(image.store.root()).is_ok_and(|disk| {
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         let all = disk.f_blocks.saturating_mul(disk.f_frsize);
@@ -386,9 +412,8 @@ impl ReadAt for Padded {
     }
 }
 
-/// Makes a mount that is attached to no directory. Returns it, and the kernel's channels.
-fn mount() -> io::Result<(OwnedFd, Vec<OwnedFd>)> {
-    let threads = available_parallelism().map_or(2, |count| count.get().clamp(2, THREADS));
+/// Makes a mount that is attached to no directory. Returns it, and the kernel's channels, one for each thread.
+fn mount(threads: usize) -> io::Result<(OwnedFd, Vec<OwnedFd>)> {
     // A machine's worker may be another user, whom only root can let in: others see no filesystem that is of a user
     // namespace that they are not in.
     if geteuid().is_root() {

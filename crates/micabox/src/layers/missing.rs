@@ -127,8 +127,14 @@ mod registry {
     }
 
     pub(super) fn complete(image: &Image) -> Result<(), Error> {
-        let completed = complete_blocking(image, &options(image)?, Arc::new(Silent));
-        completed.map_err(|error| incomplete(image, error))
+        let options = options(image)?;
+        let complete = || complete_blocking(image, &options, Arc::new(Silent));
+        // The caller's thread may be one of an asynchronous runtime.
+        let completed = std::thread::scope(|scope| scope.spawn(complete).join());
+        match completed {
+            Ok(completed) => completed.map_err(|error| incomplete(image, error)),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
     }
 
     /// Returns those of this user's settings.

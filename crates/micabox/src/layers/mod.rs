@@ -118,6 +118,7 @@ impl Wanted for Served<'_> {
             directory: directory.to_owned(),
             manifest: self.0.manifest_digest.to_string(),
             name: shown(self.0),
+            is_lazy: self.0.is_lazy(),
         };
         let environment = if self.0.is_lazy() {
             Environment::All

@@ -1,11 +1,12 @@
 //! Begins layers that are used before all of their blobs are here: fetches each one's chunk index and metadata.
 
+use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use micabox_chunk::{FRAME_HEADER, Index, IndexError, MOST_INDEX};
+use micabox_chunk::{ChunkError, FRAME_HEADER, Index, IndexError, MOST_INDEX};
 use micabox_image::convert::{self, Place, metadata_chunks};
 use micabox_image::manifest::LayerSource;
 use micabox_image::progress::{Event, LayerState};
@@ -19,7 +20,7 @@ use tokio::task::JoinSet;
 use super::{PullError, blocking, joined};
 
 /// Layers that are begun at the same time: most of it is waiting for answers.
-const AT_ONCE: usize = 8;
+pub(super) const AT_ONCE: usize = 4;
 
 /// Bytes that are asked for at once. All of them are in memory before they are checked.
 const PART: u64 = 4 << 20;
@@ -37,9 +38,15 @@ pub(super) struct Lazily {
 
 /// Why a layer is not begun.
 enum Failed {
-    /// It can be fetched whole.
-    Whole(String),
+    /// It is fetched whole, for this reason. None if that is nothing to tell, as the store has it.
+    Whole(Option<String>),
     Pull(PullError),
+}
+
+impl Failed {
+    fn whole(reason: impl Into<String>) -> Self {
+        Self::Whole(Some(reason.into()))
+    }
 }
 
 impl From<PullError> for Failed {
@@ -51,7 +58,7 @@ impl From<PullError> for Failed {
 impl From<RegistryError> for Failed {
     fn from(error: RegistryError) -> Self {
         match *error.reason {
-            Reason::NoRanges => Self::Whole(format!("{} {}", error.host, error.reason)),
+            Reason::NoRanges => Self::whole(format!("of {}, {}", error.host, error.reason)),
             _ => Self::Pull(error.into()),
         }
     }
@@ -65,7 +72,11 @@ impl Lazily {
     ) -> Result<Vec<LayerSource>, PullError> {
         let slots = Arc::new(Semaphore::new(AT_ONCE));
         let mut tasks = JoinSet::new();
+        let mut seen = HashSet::new();
         for layer in layers {
+            if !seen.insert(layer.diff_id) {
+                continue;
+            }
             let (this, slots) = (self.clone(), Arc::clone(&slots));
             tasks.spawn(async move {
                 // The semaphore is never closed.
@@ -76,20 +87,22 @@ impl Lazily {
         }
         let mut whole = Vec::new();
         let mut reasons = Vec::new();
+        let mut outcome = Ok(());
+        // The others end soon, and clean up in the store.
         while let Some(ended) = tasks.join_next().await {
             match joined(ended) {
                 (_, Ok(())) => {}
                 (layer, Err(Failed::Whole(reason))) => {
                     whole.push(layer);
-                    reasons.push(reason);
+                    reasons.extend(reason);
                 }
-                (_, Err(Failed::Pull(error))) => return Err(error),
+                (_, Err(Failed::Pull(error))) => outcome = outcome.and(Err(error)),
             }
         }
+        outcome?;
         if let Some(reason) = reasons.first() {
             let text = format!(
-                "{} layers of {} are fetched whole before it starts: {reason}",
-                whole.len(),
+                "layers of {} are fetched whole before it starts: {reason}",
                 self.reference
             );
             self.progress.event(Event::Notice(&text));
@@ -99,20 +112,29 @@ impl Lazily {
 
     async fn layer(&self, layer: &LayerSource) -> Result<(), Failed> {
         let (store, source) = (self.store.clone(), layer.clone());
-        let claim = blocking(move || store.claim_lazy(&source)).await;
+        let from = self.reference.clone();
+        let claim = blocking(move || store.claim_lazy(&source, &from)).await;
         let claim = match claim.map_err(PullError::from)? {
             LazyClaim::Missing(claim) => claim,
             LazyClaim::Present => {
                 self.event(&layer.diff_id, LayerState::Present);
                 return Ok(());
             }
-            LazyClaim::Whole if layer.parts.is_none() => {
-                let problem = "the image is not one that `mica convert` made of its archives";
-                return Err(Failed::Whole(problem.to_owned()));
-            }
             LazyClaim::Whole => {
-                let problem = "the store has a layer of that digest from elsewhere";
-                return Err(Failed::Whole(problem.to_owned()));
+                let (store, diff_id) = (self.store.clone(), layer.diff_id);
+                let known = blocking(move || store.layer(&diff_id)).await;
+                let known = known.map_err(PullError::from)?;
+                let reason = match known {
+                    Some(known) if self.store.is_lazy(&known) => {
+                        Some("the store has a part of one of them, from elsewhere".to_owned())
+                    }
+                    Some(_) => None,
+                    None => Some(
+                        "its registry has it not as `mica push --erofs` of this version sends it"
+                            .to_owned(),
+                    ),
+                };
+                return Err(Failed::Whole(reason));
             }
         };
         self.fetch(layer, &claim).await?;
@@ -130,7 +152,26 @@ impl Lazily {
             return Ok(());
         };
         if parts.index.end - parts.index.start > MOST_INDEX {
-            return Err(Failed::Whole("a chunk index is too long".to_owned()));
+            return Err(Failed::whole("a chunk index is too long"));
+        }
+        let metadata = parts.length - parts.metadata;
+        for (setting, limit, size) in [
+            ("metadata-size", self.limits.metadata_size, metadata),
+            ("layer-size", self.limits.layer_size, parts.length),
+        ] {
+            if size > limit {
+                let entry = None;
+                return Err(self
+                    .reason(
+                        layer,
+                        convert::Reason::Limit {
+                            setting,
+                            limit,
+                            entry,
+                        },
+                    )
+                    .into());
+            }
         }
         let end = parts.index.start - FRAME_HEADER;
         // With the header of its frame: the blob is to become whole.
@@ -146,7 +187,7 @@ impl Lazily {
         }
         let index = match Index::parse(bytes, end) {
             Ok(index) => index,
-            Err(error @ IndexError::Unknown(_)) => return Err(Failed::Whole(error.to_string())),
+            Err(error @ IndexError::Unknown(_)) => return Err(Failed::whole(error.to_string())),
             Err(error) => return Err(self.lies(layer, error.to_string()).into()),
         };
         let written = claim.blob().write_all_at(&frame, end);
@@ -154,17 +195,30 @@ impl Lazily {
         let numbers = metadata_chunks(&index, parts.metadata, parts.length);
         let file = claim.blob().try_clone();
         let file = file.map_err(|error| self.unwritten(layer, error))?;
-        let blob = Blob::new(file, index).map_err(|error| Failed::Whole(error.to_string()))?;
+        let blob = Blob::new(file, index).map_err(|error| Failed::whole(error.to_string()))?;
+        let spans = numbers
+            .iter()
+            .filter_map(|number| blob.index().range(*number));
+        let packed: u64 = spans.map(|span| span.end - span.start).sum();
+        // What can't be compressed takes a little more than it is.
+        if packed > metadata.saturating_mul(2).saturating_add(PART) {
+            let problem = "the chunks of its metadata are longer than it is".to_owned();
+            return Err(self.lies(layer, problem).into());
+        }
         for run in runs(&blob, &numbers) {
             let span = blob.span(&run);
             let span = span.map_err(|error| self.lies(layer, error.to_string()))?;
             let bytes = self.part(layer, span).await?;
-            match blob.keep(run, &bytes) {
-                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            match blob.verify(&run, &bytes) {
+                Ok(count) if count == run.len() => {}
+                Ok(count) => {
+                    let error = ChunkError::Checksum(run.start + count);
                     return Err(self.lies(layer, error.to_string()).into());
                 }
-                kept => kept.map_err(|error| self.unwritten(layer, error))?,
+                Err(error) => return Err(self.lies(layer, error.to_string()).into()),
             }
+            let kept = blob.keep(run, &bytes);
+            kept.map_err(|error| self.unwritten(layer, error))?;
         }
         Ok(())
     }

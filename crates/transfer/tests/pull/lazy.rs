@@ -268,8 +268,6 @@ fn a_manifest_that_lies_about_parts_gives_no_image_or_a_whole_one() {
             layer["annotations"][name] = value.clone();
         }
     }
-    let other = json!(Digest::of(b""));
-    assert!(other.is_string());
     let refused: [(Change, &str); 5] = [
         (
             |m| {
@@ -420,7 +418,7 @@ fn the_order_of_a_start_travels_beside_the_image() {
     let said = lazy().try_pull(&pushed).unwrap_err().to_string();
     assert!(said.contains("vnd.micabox.start-order"), "{said}");
 
-    // One that is no order, or of chunks that there are not, is nobody's business.
+    // One that is no order, or of chunks that there are not, is not used.
     let tag = pushed.tag().unwrap().to_owned();
     for text in [
         r#"{"runs":[[9,9,9],[3,4294967295,4294967295]]}"#,
