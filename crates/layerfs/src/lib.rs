@@ -19,8 +19,9 @@ const FILE: u32 = 0o100_444;
 /// The kernel may keep what it has cached when a file is opened again (`FOPEN_KEEP_CACHE`).
 const KEEP_CACHE: u32 = 1 << 1;
 
-/// Requests that the kernel sends without waiting for them: pages that it reads ahead.
-const BACKGROUND: u16 = 64;
+/// Requests that the kernel sends without waiting for them: pages that it reads ahead. Fewer than the threads of who
+/// serves what is far away, so that others find one.
+const BACKGROUND: u16 = 16;
 
 /// How long the kernel may cache names, lengths and permissions, which never change.
 const ALWAYS: Until = Until::Time(Duration::from_secs(1 << 31));

@@ -394,6 +394,9 @@ pub enum Error {
     /// Another tree is mounted on the directory.
     #[error("a tree is mounted on {} already", .0.display())]
     MountedAlready(PathBuf),
+    /// The process that has an image for all of a user's sandboxes does not answer.
+    #[error("the process that serves image {0} neither ends nor answers")]
+    HolderStuck(String),
     /// Only a part of an image is here.
     #[error("of image {image} only a part is here, and the rest can't be fetched: {problem}")]
     Incomplete {

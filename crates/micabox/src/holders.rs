@@ -88,7 +88,7 @@ impl<'a> Holders<'a> {
     /// meanwhile.
     ///
     /// # Errors
-    /// [`Error::NotServed`]; [`Error::State`]; those of starting it.
+    /// [`Error::NotServed`]; [`Error::HolderStuck`]; [`Error::State`]; those of starting it.
     pub(crate) fn hold<W: Wanted>(&self, wanted: &W) -> Result<W::Held, Error> {
         let id = wanted.id();
         let id = id.map_err(state("looking at", Path::new("/proc/self/ns/user")))?;
@@ -104,10 +104,7 @@ impl<'a> Holders<'a> {
             match held {
                 Some(held) => return Ok(held),
                 None if Instant::now() < deadline => {}
-                None => {
-                    let problem = "its holder neither ends nor answers";
-                    return Err(not_served(wanted.image(), problem));
-                }
+                None => return Err(Error::HolderStuck(shown(wanted.image()))),
             }
         }
     }

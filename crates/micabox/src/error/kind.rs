@@ -127,7 +127,9 @@ impl Error {
             }
             Self::Incomplete { .. } => Kind::Unreachable,
             Self::Cancelled => Kind::Cancelled,
-            Self::Silent(_) | Self::Stuck { .. } | Self::TimedOut(_) => Kind::TimedOut,
+            Self::HolderStuck(_) | Self::Silent(_) | Self::Stuck { .. } | Self::TimedOut(_) => {
+                Kind::TimedOut
+            }
             Self::DamagedSnapshot { .. } | Self::BadRecord(_) | Self::ImageNotMounted(_) => {
                 Kind::Damaged
             }

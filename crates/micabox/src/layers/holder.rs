@@ -34,8 +34,12 @@ pub(crate) const KIND: Kind = Kind::new(NAME, work);
 
 const NAME: &str = "layers";
 
-/// Most threads that serve; and as many where each may wait for an answer from elsewhere.
+/// Most threads that serve.
 const THREADS: usize = 8;
+
+/// Threads that serve where each may wait for a registry: what is here is read meanwhile. The kernel reads ahead in fewer
+/// of them.
+const WAITING: usize = 32;
 
 /// How long a client may take to receive its files: it waits for nothing else.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -143,7 +147,7 @@ impl Layers {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         // Before there are threads.
         let threads = if job.is_lazy {
-            THREADS
+            WAITING
         } else {
             available_parallelism().map_or(2, |count| count.get().clamp(2, THREADS))
         };

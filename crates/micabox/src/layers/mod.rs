@@ -38,6 +38,8 @@ pub(crate) fn open(image: &Image) -> Result<Vec<File>, Error> {
     if !is_whole(image) {
         match serve(image) {
             Ok(files) => served = files,
+            // It waits for a registry: this process would wait as well.
+            Err(error @ Error::HolderStuck(_)) if image.is_lazy() => return Err(error),
             Err(error) => {
                 info!(image = shown(image), %error, "layers can't be served: making them whole");
                 make_whole(image)?;
