@@ -38,9 +38,7 @@ class Line:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
 
-    async def connected(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # The client believes that it is connected: what it sends first waits as long as an opening takes.
         await asyncio.sleep(2 * self.delay)
         there, back = await asyncio.open_connection(*self.target, limit=PIECE)

@@ -438,3 +438,41 @@ fn the_order_of_a_start_travels_beside_the_image() {
         assert!(lazy().pull(&name).is_lazy(), "{text}");
     }
 }
+
+#[test]
+fn no_byte_of_a_layer_is_asked_for_twice() {
+    let converted = converted();
+    let (registry, name) = image_served(&converted);
+    let puller = lazy();
+    let image = puller.pull(&name);
+    // Some of it is read before the rest is fetched.
+    let opened = fetcher(&puller)
+        .open(&puller.store, &image.layers[3])
+        .unwrap();
+    opened.read_exact_at(&mut [0; 10_000], 2 << 20).unwrap();
+    complete_blocking(&image, &puller.options, Arc::new(Silent)).unwrap();
+    assert!(!image.is_lazy());
+
+    let manifest = converted.manifest();
+    for layer in manifest["layers"].as_array().unwrap() {
+        if layer["annotations"]["org.erofs.role"] != "device" {
+            continue;
+        }
+        let size = layer["size"].as_u64().unwrap() as usize;
+        let digest = layer["digest"].as_str().unwrap();
+        let requests = registry.requests();
+        let asked = requests
+            .iter()
+            .filter(|request| request.path().ends_with(digest));
+        let mut ranges: Vec<_> = asked.map(|request| request.range(size).unwrap()).collect();
+        ranges.sort_by_key(|range| range.start);
+        let mut end = 0;
+        for range in &ranges {
+            assert_eq!(range.start, end, "{ranges:?}");
+            end = range.end;
+        }
+        assert_eq!(end, size);
+    }
+    let tmp = fs::read_dir(puller.store.root().join("tmp")).unwrap();
+    assert_eq!(tmp.count(), 0);
+}
