@@ -3,8 +3,8 @@
     python3 -m bench.lazy [--rounds N]
 
 A registry has an image of some 430 MB as archives and as EROFS images. In an empty store, `python3 -c 'import json'`
-runs as a container of this machine's kernel: after all of the image was pulled, and with `--lazy`. What came over the
-line, to the program's end, is counted.
+runs as a container of this machine's kernel: after all of the image was pulled, with `--lazy`, and with `--lazy` where
+the order of an earlier start is beside the image. What came over the line, to the program's end, is counted.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from functools import partial
 
 from bench import layout, measure, mica, packed, report
 from bench.line import Line
@@ -20,6 +21,8 @@ from bench.measure import CACHE, Cost
 from bench.served import links
 
 NAME = "bench.local/python"
+# Each way has a name of its own in the registry: an order is beside one of them.
+NAMES = {way: f"bench/{way}:1" for way in ("whole", "lazy", "ordered")}
 PROGRAM = ["python3", "-c", "import json; print(json.dumps([]))"]
 RATE = 100e6 / 8
 ROUND_TRIP = 0.02
@@ -40,27 +43,41 @@ def merged(archive: pathlib.Path) -> None:
         packed.tar(pathlib.Path(work), archive)
 
 
-def push(work: pathlib.Path, host: str) -> tuple[str, int, int]:
-    """Puts the image into the registry. Returns its name there, and the sizes of its layers, packed and not."""
+def push(work: pathlib.Path, host: str) -> tuple[int, int]:
+    """Puts the image into the registry, under a name for each way. Returns the sizes of its layers, packed and not."""
     store = work / "origin"
     found = packed.images()
     python = packed.blob("python", merged)
     blobs = [*found["set-5"], python, packed.blob("links", links)]
     layout.write(work / "layout", blobs)
     mica.load(work / "layout", NAME, store)
-    name = f"{host}/bench/python:1"
-    packed.command(store, "push", "-q", "--erofs", NAME, name)
+    for name in NAMES.values():
+        packed.command(store, "push", "-q", "--erofs", NAME, f"{host}/{name}")
     size = sum(file.stat().st_size for file in (store / "layers").rglob("*.erofs"))
-    return "bench/python:1", sum(blob.path.stat().st_size for blob in blobs), size
+    return sum(blob.path.stat().st_size for blob in blobs), size
 
 
-def start(name: str, line: Line, store: pathlib.Path, *options: str) -> Cost:
-    """Runs the program with an empty store, and waits for nothing that goes on behind it."""
+def empty(store: pathlib.Path) -> None:
+    """Removes a store, once nothing goes on in it."""
     while "mica-layers" in subprocess.check_output(["ps", "-eo", "args"], text=True):
         time.sleep(0.01)
     shutil.rmtree(store, ignore_errors=True)
-    words = ["run", "--rm", "-q", "--backend", "host", *options, f"{line.host}/{name}", *PROGRAM]
-    return packed.command(store, *words)
+
+
+def start(host: str, way: str, store: pathlib.Path) -> Cost:
+    """Runs the program with an empty store, and waits for nothing that goes on behind it."""
+    empty(store)
+    options = [] if way == "whole" else ["--lazy"]
+    words = ["run", "--rm", "-q", "--backend", "host", *options]
+    return packed.command(store, *words, f"{host}/{NAMES[way]}", *PROGRAM)
+
+
+def record(host: str, store: pathlib.Path) -> None:
+    """Puts the order of a start beside the image."""
+    start(host, "ordered", store)
+    while not list(store.glob("images/sha256/*/order.json")):
+        time.sleep(0.01)
+    packed.command(store, "push", "-q", "--start-order", f"{host}/{NAMES['ordered']}")
 
 
 def main() -> None:
@@ -69,25 +86,24 @@ def main() -> None:
     arguments = parser.parse_args()
     host = measure.machine()
     work = pathlib.Path(tempfile.mkdtemp(dir=CACHE))
-    received = {"whole": [], "lazy": []}
+    received: dict[str, list[int]] = {way: [] for way in NAMES}
     try:
         at = registry("start")
-        name, archives, size = push(work, at)
+        archives, size = push(work, at)
         with Line(at, RATE, ROUND_TRIP) as line:
 
-            def counted(way: str, *options: str) -> Cost:
+            def counted(way: str) -> Cost:
+                empty(work / "store")
                 before = line.received
-                cost = start(name, line, work / "store", *options)
+                cost = start(line.host, way, work / "store")
                 received[way].append(line.received - before)
                 return cost
 
-            ways = {
-                "whole": lambda: counted("whole"),
-                "lazy": lambda: counted("lazy", "--lazy"),
-            }
+            record(line.host, work / "store")
+            ways = {way: partial(counted, way) for way in NAMES}
             costs = measure.interleave(ways, arguments.rounds)
     finally:
-        shutil.rmtree(work)
+        empty(work)
     result = {
         "rounds": arguments.rounds,
         "archives": archives,

@@ -405,7 +405,11 @@ def served(result: dict) -> str:
 
 def lazy(result: dict) -> str:
     parts = [f"{source(result)} Medians of {result['rounds']} interleaved rounds."]
-    names = {"whole": "all of it is pulled first", "lazy": "`--lazy`"}
+    names = {
+        "whole": "all of it is pulled first",
+        "lazy": "`--lazy`",
+        "ordered": "`--lazy`, with the order of an earlier start",
+    }
     whole = result["costs"]["whole"]["wall"]
     rows = []
     for who, name in names.items():

@@ -129,7 +129,7 @@ impl<S: ReadAt> Files<S> {
         Reply::new()
     }
 
-    /// Answers a read. The reader waits for nothing else: what failed is told afterwards.
+    /// Answers a read. Of one that fails the reason is told first: who sees the error finds it.
     fn read(&self, request: &Request<'_>, answer: Answer<'_>) {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let mut problem = None;
@@ -148,10 +148,11 @@ impl<S: ReadAt> Files<S> {
             })?;
             Ok(reply)
         };
-        answer.reply(read());
+        let reply = read();
         if let Some((number, error)) = problem {
             (self.failed)(number, &error);
         }
+        answer.reply(reply);
     }
 }
 

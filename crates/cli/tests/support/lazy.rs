@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use micabox_testing::DockerRegistry;
 use tempfile::TempDir;
 
-use super::{Finished, Home, packed};
+use super::{Finished, Home, packed, wait_until};
 
 /// A registry with the image, and an empty store.
 pub struct Remote {
@@ -68,13 +68,15 @@ impl Remote {
         }
     }
 
-    /// Fails unless `mica events` says why a layer can't be read.
+    /// Waits until `mica events` says why a layer can't be read: the reader is told first.
     pub fn assert_noted(&self, why: &str) {
         let filter = ["--filter", "type=image"];
         let words = [&["events", "--since", "1h", "--until", "0s"], &filter[..]].concat();
-        let events = self.home.output(&words).ok();
-        assert!(events.contains(" read_error (image="), "{events}");
-        assert!(events.contains(why), "{events}");
+        wait_until("the reason is noted", || {
+            let events = self.home.output(&words).ok();
+            let mut lines = events.lines();
+            lines.any(|line| line.contains(" read_error (image=") && line.contains(why))
+        });
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::{Home, image};
+use super::{Home, image, wait_until};
 
 /// Bytes of a file, over more frames than one.
 const LENGTH: usize = 3 << 20;
@@ -65,11 +65,13 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     below.collect()
 }
 
-/// Fails unless `mica events` has an event of the layer that can't be read.
+/// Waits until `mica events` has an event of the layer that can't be read: the reader is told first.
 pub fn assert_noted(home: &Home) {
     let filter = ["--filter", "type=image"];
     let words = [&["events", "--since", "1h", "--until", "0s"], &filter[..]].concat();
-    let events = home.output(&words).ok();
-    assert!(events.contains(" read_error (image="), "{events}");
-    assert!(events.contains("of pack"), "{events}");
+    wait_until("the reason is noted", || {
+        let events = home.output(&words).ok();
+        let mut lines = events.lines();
+        lines.any(|line| line.contains(" read_error (image=") && line.contains("of pack"))
+    });
 }

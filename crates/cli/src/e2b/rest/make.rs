@@ -20,7 +20,7 @@ use crate::serve::message::Create;
 use crate::serve::{flags, sandboxes};
 
 /// Options about how an image becomes a sandbox's root, which a snapshot's is already.
-const OF_IMAGES: [&str; 4] = ["upper", "pull", "platform", "trim"];
+const OF_IMAGES: [&str; 5] = ["upper", "pull", "lazy", "platform", "trim"];
 
 /// Options that a machine has from its start on.
 const OF_MACHINES: [&str; 26] = [

@@ -38,6 +38,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "max-life",
             "from",
             "pull",
+            "lazy",
             "platform",
             "quiet",
             "timing",

@@ -35,13 +35,12 @@ impl SandboxArgs {
         let kernel = |takes: bool| if takes { Taken::Kernel } else { Taken::Nothing };
         match option {
             "cap-add" | "cap-drop" | "cold" | "cpus" | "disk-rate" | "expose" | "from"
-            | "group-add" | "hostname" | "idle-timeout" | "init" | "label" | "max-life"
-            | "memory" | "memory-swap" | "mkdir" | "name" | "net" | "net-deny" | "net-rate"
-            | "pids-limit" | "platform" | "pull" | "quiet" | "read-only" | "remove"
-            | "require-limits" | "rm" | "root" | "security-opt" | "shm-size" | "stop-signal"
-            | "symlink" | "tmpfs" | "transport" | "trim" | "ulimit" | "user" | "workdir" => {
-                Taken::Nothing
-            }
+            | "group-add" | "hostname" | "idle-timeout" | "init" | "label" | "lazy"
+            | "max-life" | "memory" | "memory-swap" | "mkdir" | "name" | "net" | "net-deny"
+            | "net-rate" | "pids-limit" | "platform" | "pull" | "quiet" | "read-only"
+            | "remove" | "require-limits" | "rm" | "root" | "security-opt" | "shm-size"
+            | "stop-signal" | "symlink" | "tmpfs" | "transport" | "trim" | "ulimit" | "user"
+            | "workdir" => Taken::Nothing,
             "volume" => path(self.volume.iter().find_map(bound)),
             "mount" => path(self.mount.iter().find_map(bound)),
             "upper" => match &self.upper {

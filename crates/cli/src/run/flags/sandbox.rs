@@ -171,7 +171,7 @@ pub struct SandboxArgs {
     /// Start from a copy of a snapshot's disk, on its image, without an IMAGE. A snapshot with
     /// memory continues where it was: without a COMMAND with the one that runs in it, and with
     /// the network that it had unless flags change that
-    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["upper", "pull", "platform", "trim"])]
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["upper", "pull", "lazy", "platform", "trim"])]
     pub from: Option<String>,
 
     /// Start from the ext4 or EROFS filesystem in a file, without an IMAGE; the default COMMAND
@@ -181,7 +181,7 @@ pub struct SandboxArgs {
     #[arg(
         long,
         value_name = "FILE[,partition=N][:rw]",
-        conflicts_with_all = ["pull", "platform", "root", "trim"]
+        conflicts_with_all = ["pull", "lazy", "platform", "root", "trim"]
     )]
     pub root_disk: Option<OsString>,
 
