@@ -64,12 +64,24 @@ def empty(store: pathlib.Path) -> None:
     shutil.rmtree(store, ignore_errors=True)
 
 
-def start(host: str, way: str, store: pathlib.Path) -> Cost:
-    """Runs the program with an empty store, and waits for nothing that goes on behind it."""
-    empty(store)
+def words(host: str, way: str) -> list[str]:
     options = [] if way == "whole" else ["--lazy"]
-    words = ["run", "--rm", "-q", "--backend", "host", *options]
-    return packed.command(store, *words, f"{host}/{NAMES[way]}", *PROGRAM)
+    return ["run", "--rm", "-q", "--backend", "host", *options, f"{host}/{NAMES[way]}", *PROGRAM]
+
+
+def start(host: str, way: str, store: pathlib.Path) -> Cost:
+    """Runs the program with an empty store. CPU is also that of what goes on behind it."""
+    empty(store)
+    return packed.command(store, *words(host, way))
+
+
+def received(line: Line, way: str, store: pathlib.Path) -> int:
+    """Bytes that came over the line before the end of the program."""
+    empty(store)
+    before = line.received
+    command = [mica.binary(), *words(line.host, way)]
+    subprocess.run(command, env=mica.environment(store), check=True, stdout=subprocess.DEVNULL)
+    return line.received - before
 
 
 def record(host: str, store: pathlib.Path) -> None:
@@ -86,21 +98,14 @@ def main() -> None:
     arguments = parser.parse_args()
     host = measure.machine()
     work = pathlib.Path(tempfile.mkdtemp(dir=CACHE))
-    received: dict[str, list[int]] = {way: [] for way in NAMES}
     try:
         at = registry("start")
         archives, size = push(work, at)
         with Line(at, RATE, ROUND_TRIP) as line:
-
-            def counted(way: str) -> Cost:
-                empty(work / "store")
-                before = line.received
-                cost = start(line.host, way, work / "store")
-                received[way].append(line.received - before)
-                return cost
-
-            record(line.host, work / "store")
-            ways = {way: partial(counted, way) for way in NAMES}
+            store = work / "store"
+            record(line.host, store)
+            counts = {way: received(line, way, store) for way in NAMES}
+            ways = {way: partial(start, line.host, way, store) for way in NAMES}
             costs = measure.interleave(ways, arguments.rounds)
     finally:
         empty(work)
@@ -108,7 +113,7 @@ def main() -> None:
         "rounds": arguments.rounds,
         "archives": archives,
         "size": size,
-        "received": {way: sorted(counts)[len(counts) // 2] for way, counts in received.items()},
+        "received": counts,
         "costs": {who: measure.summary(runs) for who, runs in costs.items()},
     }
     measure.save("lazy", host, result)
