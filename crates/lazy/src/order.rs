@@ -20,7 +20,7 @@ pub struct Order {
 
 impl Order {
     /// Returns runs of chunks with the number of their layer, as many as an order may have. There may be no such layers
-    /// and chunks: an order is what somebody says.
+    /// and chunks: a registry's order is not checked.
     pub fn runs(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         let mut left = MOST;
         self.runs.iter().map_while(move |&(layer, first, count)| {

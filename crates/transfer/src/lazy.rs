@@ -16,7 +16,7 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinSet;
 
 use crate::pull::{blocking, joined};
-use crate::{PullError, PullOptions};
+use crate::{PullError, PullOptions, threads};
 
 /// Parts of a layer that are fetched at the same time while it becomes whole.
 const AT_ONCE: usize = 4;
@@ -39,7 +39,7 @@ impl LazyLayers {
     ///
     /// [`PullError::Threads`].
     pub fn new(options: PullOptions) -> Result<Self, PullError> {
-        let threads = threads()?;
+        let threads = threads("mica-pull").map_err(PullError::Threads)?;
         let runtime = threads.handle().clone();
         Ok(Self {
             threads: Some(Arc::new(threads)),
@@ -146,15 +146,6 @@ impl Fetch for BlobParts {
     }
 }
 
-fn threads() -> Result<Runtime, PullError> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("mica-pull")
-        .enable_all()
-        .build()
-        .map_err(PullError::Threads)
-}
-
 /// Fetches the rest of an image's layers, so that they become as those of any other image, and blocks until that is done.
 ///
 /// # Errors
@@ -165,7 +156,7 @@ pub fn complete_blocking(
     options: &PullOptions,
     progress: Arc<dyn Progress>,
 ) -> Result<(), PullError> {
-    let runtime = threads()?;
+    let runtime = threads("mica-pull").map_err(PullError::Threads)?;
     let completed = runtime.block_on(complete(image, options, &progress));
     // Without waiting for threads: one may be waiting for another process.
     runtime.shutdown_background();

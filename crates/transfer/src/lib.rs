@@ -29,3 +29,12 @@ pub use pull::{PullError, PullOptions, pull, pull_blocking};
 pub use push::{PushError, PushOptions, Pushed, PushedErofs, push, push_blocking};
 pub use settings::{PullPolicy, Settings};
 pub use verify::{Verified, VerifyError, verify_conversion, verify_conversion_blocking};
+
+/// Makes a runtime for callers outside of any. Its threads only decrypt and move bytes: conversions run on others.
+fn threads(name: &str) -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name(name)
+        .enable_all()
+        .build()
+}

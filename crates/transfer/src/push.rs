@@ -20,8 +20,8 @@ use micabox_image::store::{self, Image, Layer};
 use micabox_image::{Compression, Descriptor, Digest, Limits, Progress, Reference, Store};
 use micabox_registry::{Credentials, Destination, Mounted, RegistryError};
 
-use crate::Settings;
 use crate::pull::{blocking, joined};
+use crate::{Settings, threads};
 
 /// Options of a push.
 #[derive(Debug, Clone)]
@@ -121,12 +121,7 @@ pub fn push_blocking(
     options: &PushOptions,
     progress: Arc<dyn Progress>,
 ) -> Result<Pushed, PushError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("mica-push")
-        .enable_all()
-        .build()
-        .map_err(PushError::Threads)?;
+    let runtime = threads("mica-push").map_err(PushError::Threads)?;
     runtime.block_on(push(store, name, destination, options, progress))
 }
 

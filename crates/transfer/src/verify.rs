@@ -14,7 +14,7 @@ use micabox_registry::{RegistryError, Repository};
 
 use crate::pull::{joined, pull_as};
 use crate::trust::Judged;
-use crate::{PullError, PullOptions, PullPolicy};
+use crate::{PullError, PullOptions, PullPolicy, threads};
 
 /// A conversion that was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,12 +98,7 @@ pub fn verify_conversion_blocking(
     options: &PullOptions,
     progress: Arc<dyn Progress>,
 ) -> Result<Verified, VerifyError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("mica-verify")
-        .enable_all()
-        .build()
-        .map_err(PullError::Threads)?;
+    let runtime = threads("mica-verify").map_err(PullError::Threads)?;
     let verified = runtime.block_on(verify_conversion(store, reference, options, progress));
     // Without waiting for threads: one may be waiting for another process.
     runtime.shutdown_background();

@@ -57,7 +57,7 @@ impl Missing {
             let next = move || runs.lock().unwrap_or_else(PoisonError::into_inner).next();
             let fetch = move || {
                 while let Some((layer, run)) = next() {
-                    // Whoever reads it finds out why.
+                    // A read of the chunk fails with the reason.
                     if layer.prefetch(run).is_err() {
                         return;
                     }
