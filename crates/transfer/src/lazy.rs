@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use micabox_image::progress::{self, Event, LayerState, Phase, Silent};
 use micabox_image::store::{CompleteError, Image, Layer, LazyRecord};
@@ -141,8 +141,16 @@ struct BlobParts {
 
 impl Fetch for BlobParts {
     fn fetch(&self, range: Range<u64>) -> io::Result<Vec<u8>> {
-        let part = self.repository.part(&self.diff_id, &self.blob, range);
-        self.runtime.block_on(part).map_err(io::Error::other)
+        let (repository, diff_id) = (Arc::clone(&self.repository), self.diff_id);
+        let blob = self.blob.clone();
+        let (sender, receiver) = mpsc::channel();
+        // `block_on` panics if the runtime ends meanwhile, as it does where a fetch beside this one has failed.
+        self.runtime.spawn(async move {
+            // Without a receiver there is no reader.
+            let _ = sender.send(repository.part(&diff_id, &blob, range).await);
+        });
+        let ended = |_| io::Error::other("the transfer that it was a part of has ended");
+        receiver.recv().map_err(ended)?.map_err(io::Error::other)
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::panic;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use micabox_erofs::ReadAt;
 use micabox_image::progress::Silent;
@@ -11,13 +13,14 @@ use micabox_image::store::{Image, Layer, PruneOptions};
 use micabox_image::{Digest, Reference};
 use micabox_lazy::Recorder;
 use micabox_testing::image::layers;
+use micabox_testing::wait_until;
 use micabox_transfer::{LazyLayers, PushOptions, complete_blocking, push_start_order_blocking};
 use serde_json::{Value, json};
 
 use crate::Puller;
 use crate::erofs::{Converted, puller, reference, served};
 use crate::image::{TestImage, TestLayer};
-use crate::server::{Registry, Reply, Request};
+use crate::server::{End, Registry, Reply, Request};
 
 /// An image with a layer of 6 MiB that can't be compressed.
 fn converted() -> Converted {
@@ -258,6 +261,44 @@ fn other_bytes_than_the_index_says_are_never_read() {
         assert!(said.contains(part), "{part}: {said}");
         assert_eq!(puller.store.fsck(false).unwrap().findings, []);
     }
+}
+
+#[test]
+fn a_part_that_fails_ends_those_that_are_fetched_beside_it() {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |panicked| {
+        PANICS.fetch_add(1, Ordering::SeqCst);
+        print(panicked);
+    }));
+    let converted = converted();
+    let (registry, name) = image_served(&converted);
+    let puller = lazy();
+    let image = puller.pull(&name);
+    let mut large = 0;
+    registry.rule(move |request| {
+        let range = request
+            .range(usize::MAX)
+            .filter(|range| range.len() > 1 << 20)?;
+        large += 1;
+        // The first one is still waited for when the second one lies.
+        let reply = other_bytes(request);
+        Some(if large == 1 {
+            reply.cut(range.len() / 2, End::Stall)
+        } else {
+            reply
+        })
+    });
+    let completed = complete_blocking(&image, &puller.options, Arc::new(Silent));
+    let said = completed.unwrap_err().to_string();
+    assert!(said.contains("another checksum"), "{said}");
+    wait_until("no thread fetches", || {
+        let threads = fs::read_dir("/proc/self/task").unwrap();
+        let mut names =
+            threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+        !names.any(|name| name.starts_with("mica-pull"))
+    });
+    assert_eq!(PANICS.load(Ordering::SeqCst), 0);
 }
 
 #[test]
