@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use micabox_vmm::{Backend, BackendChoice, Begin, Machine, MachineConfig, MachineFile, choose};
+use micabox_spec::BackendChoice;
+use micabox_vmm::{Backend, Begin, Machine, MachineConfig, MachineFile, choose};
 use serde_json::{Value, json};
 
 use crate::trace::Trace;
@@ -91,12 +92,11 @@ impl Contender {
                     kernel: MachineFile::open(&kernel)?,
                     initrd: MachineFile::open(&initrd)?,
                 },
-                memory_mib: MEMORY_MIB,
-                cpus: 1,
-                cpu_quota: None,
-                disk_rate: micabox_vmm::DiskRate::default(),
-                nested_virtualization: false,
-                require_limits: false,
+                machine: micabox_spec::Machine {
+                    memory_mib: MEMORY_MIB,
+                    cpus: Some(1),
+                    ..micabox_spec::Machine::default()
+                },
                 pmem: Vec::new(),
                 disks: Vec::new(),
                 network: None,

@@ -62,8 +62,9 @@ pub fn reattached(
     machine: Option<&SavedMachine>,
 ) -> Builder<FromMemory> {
     let builder = builder.reattach();
-    match machine {
-        Some(machine) => builder.description(shell_words(&machine.spec.command.argv)),
+    let command = machine.and_then(|machine| machine.spec.command.as_ref());
+    match command {
+        Some(command) => builder.description(shell_words(&command.argv)),
         None => builder,
     }
 }

@@ -10,6 +10,7 @@ pub mod convert;
 pub mod export;
 #[doc(hidden)]
 pub mod fuzzing;
+mod hide;
 pub mod identity;
 mod limits;
 mod load;
@@ -19,20 +20,19 @@ mod recipe;
 mod save;
 mod settings;
 pub mod store;
-mod trim;
 
 pub use append_layer::{AppendLayerError, DockerConfig, ImageEdit, append_layer};
 pub use archive::decompressed;
 pub use convert::WORKER;
 pub use export::Compression;
+pub use hide::Hidden;
 pub use limits::{ENTRY_MEMORY, Limits};
 pub use load::{LoadError, LoadOptions, load};
-pub use micabox_oci::{Descriptor, Digest, Progress, Reference, json, progress};
+pub use micabox_oci::{Descriptor, Digest, Progress, Reference, Trim, TrimError, json, progress};
 pub use platform::Platform;
 pub use save::{ArchiveFormat, SaveError, SaveOptions, UnknownFormat, save};
 pub use settings::{ParallelLayers, Settings};
 pub use store::Store;
-pub use trim::{Hidden, Trim, TrimError};
 
 use micabox_oci::printable;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use micabox_owner::Lost;
 use micabox_wire::StartFailed;
 
-use crate::{CommandError, DiskProblem, VolumeUser, VolumeWish};
+use crate::{CommandError, DiskProblem, MountError, VolumeUser, VolumeWish};
 
 pub use kind::ErrorKind;
 
@@ -114,13 +114,8 @@ pub enum Error {
     #[error("invalid sandbox name `{0}`: {NAME_RULE}")]
     BadName(String),
     /// Nothing can be mounted there.
-    #[error("cannot mount anything at `{target}`: {problem}")]
-    BadMount {
-        /// The path in the sandbox.
-        target: String,
-        /// Why not.
-        problem: &'static str,
-    },
+    #[error(transparent)]
+    BadMount(#[from] MountError),
     /// Not valid labels of a sandbox.
     #[error("invalid labels: {0}")]
     BadLabels(&'static str),

@@ -1,55 +1,15 @@
-//! When a sandbox ends by itself.
+//! Tells owners when their sandboxes end by themselves.
 
 use std::time::{Duration, Instant};
 
 use micabox_owner::Client;
 use micabox_owner::protocol::{Reply, Request};
-use serde::{Deserialize, Serialize};
+use micabox_spec::Expiry;
 
 use crate::Error;
 
 /// How long an owner may take to reply.
 const ANSWER: Duration = Duration::from_secs(30);
-
-/// When a sandbox ends by itself, as if it was [stopped](crate::SandboxRef::stop). A zero duration
-/// stands for never.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Expiry {
-    /// When it has had no command and no client for so long.
-    pub idle_timeout: Option<Duration>,
-    /// When it has been ready for commands for so long.
-    pub max_life: Option<Duration>,
-}
-
-impl Expiry {
-    /// Returns the same with what `other` has; zero is never.
-    pub(crate) fn changed(self, other: &Self) -> Self {
-        let set = |is: Option<Duration>, wish: Option<Duration>| match wish {
-            None => is,
-            Some(Duration::ZERO) => None,
-            wish => wish,
-        };
-        Self {
-            idle_timeout: set(self.idle_timeout, other.idle_timeout),
-            max_life: set(self.max_life, other.max_life),
-        }
-    }
-
-    /// Tells an owner. Returns what it has now.
-    pub(crate) fn set(&self, client: &mut Client) -> Result<Expires, Error> {
-        let millis = |time: Duration| match u64::try_from(time.as_millis()) {
-            // Never is something else.
-            Ok(0) if !time.is_zero() => 1,
-            Ok(millis) => millis,
-            Err(_) => u64::MAX,
-        };
-        let request = Request::Expire {
-            idle_timeout: self.idle_timeout.map(millis),
-            max_life: self.max_life.map(millis),
-        };
-        ask(client, &request)
-    }
-}
 
 /// What an owner says about the end of its sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +19,21 @@ pub struct Expires {
     /// How long it is from now until the end that [`Expiry::max_life`] sets; None if it sets none. The owner
     /// measures it, whatever the wall clock does.
     pub left: Option<Duration>,
+}
+
+/// Tells an owner. Returns what it has now.
+pub(crate) fn set(expiry: &Expiry, client: &mut Client) -> Result<Expires, Error> {
+    let millis = |time: Duration| match u64::try_from(time.as_millis()) {
+        // Never is something else.
+        Ok(0) if !time.is_zero() => 1,
+        Ok(millis) => millis,
+        Err(_) => u64::MAX,
+    };
+    let request = Request::Expire {
+        idle_timeout: expiry.idle_timeout.map(millis),
+        max_life: expiry.max_life.map(millis),
+    };
+    ask(client, &request)
 }
 
 /// Tells an owner to end its sandbox in so long from now.

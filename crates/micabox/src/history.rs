@@ -53,7 +53,7 @@ pub struct SandboxEvent {
 
 /// Adds an event, if that is possible.
 pub(crate) fn note(root: &Path, record: &Record, action: &str, attributes: &[(&str, String)]) {
-    let labels = record.labels.iter();
+    let labels = record.spec.labels.iter();
     let labels = labels.map(|(name, value)| (name.as_str(), value));
     let attributes = attributes.iter().map(|(name, value)| (*name, value));
     add(

@@ -19,7 +19,6 @@ mod archives;
 mod base;
 pub mod builder;
 mod cancel;
-mod command;
 mod commit;
 mod confinement;
 mod error;
@@ -57,7 +56,6 @@ mod sandbox;
 mod share;
 mod signal;
 mod snapshot;
-mod spec;
 mod stamp;
 mod state;
 mod stop;
@@ -67,13 +65,12 @@ mod upper;
 mod volume;
 mod worker;
 
-pub use base::{Base, BaseName, DiskProblem, Format, ImageName, OpenDisk, RootDisk};
-pub use builder::{Builder, DEFAULT_MEMORY_MIB, OwnerLog, Restore};
+pub use base::{Base, BaseName, DiskProblem, Format, OpenDisk, RootDisk};
+pub use builder::{Builder, OwnerLog, Restore};
 pub use cancel::Cancel;
-pub use command::{Command, CommandError, EnvChange, Overrides};
 pub use confinement::{capability_set, ulimit_number};
 pub use error::{Error, ErrorKind, Source};
-pub use expiry::{Expires, Expiry};
+pub use expiry::Expires;
 #[doc(hidden)]
 pub use files::FileTask;
 pub use files::{
@@ -84,16 +81,15 @@ pub use guest_files::GuestFiles;
 pub use history::{History, SandboxEvent};
 pub use jailed::{Notes, Unread};
 pub use log::{LogReader, LogRecord, LogStream};
-pub use mount::{BindSource, ImageSource, Mount, MountSource, Setup, VolumeSource};
+pub use mount::anonymous_volume;
 pub use mounted::{
     MemoryRecord, MountOptions, MountRecord, MountedTree, Mounts, ServedBy, Tree, TreeKind,
     Unmounted,
 };
 pub use name::is_hostname;
-pub use network::{Network, UserNetwork};
 pub use own_process::{fork_processes, wait_for_processes};
 pub use patch::Patch;
-pub use plan::{PlanError, Root, Transport};
+pub use plan::PlanError;
 pub use pool::{Pool, PoolRecord};
 pub use process::{ExecOptions, Finished, Handle, Output, Process, Stdin, Stdio};
 pub use processes::GuestProcess;
@@ -102,11 +98,10 @@ pub use running::NotedCommand;
 pub use sandbox::{Ended, Event, Sandbox};
 pub use signal::signal_number;
 pub use snapshot::{EphemeralSnapshot, NewSnapshot, SavedMachine, Snapshot};
-pub use spec::Spec;
 pub use state::{ProcessId, Record, SandboxRef, Sandboxes, Status};
 pub use stop::{DEFAULT_GRACE, Stopped};
 pub use timings::Timings;
-pub use upper::{Change, ChangeKind, DEFAULT_DISK_SIZE, FrozenDisk, Upper};
+pub use upper::{Change, ChangeKind, DEFAULT_DISK_SIZE, FrozenDisk};
 pub use volume::{MIN_VOLUME_SIZE, Volume, VolumeUser, VolumeWish};
 #[doc(hidden)]
 pub use worker::worker_kinds;
@@ -118,18 +113,24 @@ pub use micabox_image::store::{Error as StoreError, Image};
 pub use micabox_image::{
     AppendLayerError, Digest, ImageEdit, Limits, Reference, Store, Trim, TrimError,
 };
-pub use micabox_net::{
-    Error as NetworkError, Protocol, Publish, PublishError, Rate as NetRate, Rule, RuleError,
-    Rules as NetRules,
-};
+pub use micabox_net::{Error as NetworkError, opens_what_is_closed};
 pub use micabox_overlay::view::PathKind;
 pub use micabox_owner::protocol::Stats;
 pub use micabox_owner::{Lost, LostReason};
+pub use micabox_spec::network::{
+    Network, Protocol, Publish, PublishError, Rate as NetRate, Rule, RuleError, Rules as NetRules,
+    UserNetwork,
+};
+pub use micabox_spec::{
+    BackendChoice, BindSource, Command, CommandError, DEFAULT_MEMORY_MIB, DiskRate, EnvChange,
+    Expiry, ImageName, ImageSource, Machine as MachineSpec, Mount, MountError, MountSource,
+    Overrides, Root, Setup, SizeError, Spec, Transport, Upper, VolumeSource,
+};
 #[cfg(feature = "registry")]
 pub use micabox_transfer as transfer;
 #[cfg(feature = "registry")]
 pub use micabox_transfer::{Cancellation, PullError, PullOptions, PullPolicy, pull, pull_blocking};
-pub use micabox_vmm::{BackendChoice, DiskRate, Error as MachineError, Exit, control_groups};
+pub use micabox_vmm::{Error as MachineError, Exit, control_groups};
 pub use micabox_wire::files::{Existing, FileChange, FileStat};
 pub use micabox_wire::{
     BootFailed, Confinement, DOCKERS_CAPABILITIES, ExitStatus, Init, StartFailed, StartFailure,

@@ -1,64 +1,18 @@
-//! A sandbox's network: which addresses it reaches, and which ports lead to it.
+//! Starts a sandbox's network in its owner.
 
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use micabox_net::{Addresses, Config, Publish, Rate as NetRate, Rule, Rules};
+use micabox_net::{Addresses, Config};
+use micabox_spec::Network;
+use micabox_spec::network::Rate;
 use micabox_vmm::NetworkInterface;
-use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::builder::random;
 
 /// The first byte of locally administered Ethernet addresses, in this program the guests'.
 const LOCAL: u8 = 0x06;
-
-/// A sandbox's network.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Network {
-    /// Only the guest's loopback interface.
-    None,
-    /// What the owner process reaches, through its own sockets; no privileges needed.
-    User(UserNetwork),
-}
-
-/// The settings of a user-mode network.
-///
-/// By default, everything is reachable but the host's own addresses, link-local ones and those
-/// where clouds hand out credentials.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct UserNetwork {
-    /// What the sandbox may reach. If there are any rules here, nothing else is reachable. What is
-    /// closed by default is opened only by a block with nothing else in it, as 127.0.0.0/8 and not
-    /// 0.0.0.0/0; an address in a private network (RFC 1918, RFC 6598) only by a block, never by a
-    /// name.
-    pub allow: Vec<Rule>,
-    /// What the sandbox may not reach; overrides `allow`. A name stands for the addresses that the
-    /// sandbox's queries for it were answered with.
-    pub deny: Vec<Rule>,
-    /// What narrows the two: a destination has to pass here as well. Nothing here opens what is closed otherwise.
-    #[serde(skip_serializing_if = "is_open")]
-    pub narrower: Rules,
-    /// Ports of the host that lead to the sandbox.
-    pub publish: Vec<Publish>,
-    /// Resolvers for the sandbox's DNS queries, in place of the host's.
-    pub resolvers: Vec<SocketAddr>,
-    /// What limits its traffic.
-    pub rate: NetRate,
-}
-
-fn is_open(rules: &Rules) -> bool {
-    *rules == Rules::default()
-}
-
-impl Default for Network {
-    fn default() -> Self {
-        Self::User(UserNetwork::default())
-    }
-}
 
 /// The link between a machine and its network, which may be started later.
 #[derive(Debug)]
@@ -90,7 +44,7 @@ impl micabox_owner::Network for Running {
     }
 
     fn limit(&self, incoming: Option<u64>, outgoing: Option<u64>) {
-        self.0.limit(NetRate { incoming, outgoing });
+        self.0.limit(Rate { incoming, outgoing });
     }
 }
 
@@ -117,76 +71,31 @@ impl Link {
     }
 }
 
-impl Network {
-    /// Returns the same network without published ports, which only one sandbox can have.
-    pub(crate) fn unpublished(&self) -> Self {
-        match self {
-            Self::None => Self::None,
-            Self::User(user) => Self::User(UserNetwork {
-                publish: Vec::new(),
-                ..user.clone()
-            }),
-        }
-    }
-
-    /// Starts the network on a machine's link; None if one of the two does not exist.
-    pub(crate) fn start(&self, link: Option<Link>) -> Result<Option<Connection>, Error> {
-        let (Self::User(user), Some(link)) = (self, link) else {
-            return Ok(None);
-        };
-        let addresses = link.addresses;
-        let config = Config {
-            addresses,
-            allow: user.allow.clone(),
-            deny: user.deny.clone(),
-            narrower: user.narrower.clone(),
-            publish: user.publish.clone(),
-            header: link.header,
-            resolvers: user.resolvers.clone(),
-            rate: user.rate,
-            descriptors: None,
-        };
-        Ok(Some(Connection {
-            network: micabox_net::Network::start_on(link.network, config)?,
-            boot: micabox_wire::Network {
-                hardware_address: addresses.guest_mac,
-                address: addresses.guest.octets(),
-                prefix: addresses.prefix,
-                gateway: addresses.gateway.octets(),
-            },
-            resolv_conf: format!("nameserver {}\n", addresses.gateway).into_bytes(),
-        }))
-    }
-
-    /// Returns whether there is a network.
-    pub(crate) fn is_some(&self) -> bool {
-        matches!(self, Self::User(_))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_networks_rules_are_serialised_as_text() {
-        let network = Network::User(UserNetwork {
-            allow: vec!["*.example.com:443".parse().unwrap()],
-            deny: vec!["10.0.0.0/8".parse().unwrap()],
-            narrower: Rules::default(),
-            publish: vec!["8080:80".parse().unwrap()],
-            resolvers: vec!["192.0.2.1:53".parse().unwrap()],
-            rate: NetRate {
-                incoming: Some(1),
-                outgoing: None,
-            },
-        });
-        let text = serde_json::to_string(&network).unwrap();
-        assert!(text.contains("127.0.0.1:8080:80/tcp"), "{text}");
-        assert_eq!(serde_json::from_str::<Network>(&text).unwrap(), network);
-        assert_eq!(
-            serde_json::from_str::<Network>(r#"{"user":{}}"#).unwrap(),
-            Network::default()
-        );
-    }
+/// Starts the network on a machine's link; None if one of the two does not exist.
+pub(crate) fn start(network: &Network, link: Option<Link>) -> Result<Option<Connection>, Error> {
+    let (Network::User(user), Some(link)) = (network, link) else {
+        return Ok(None);
+    };
+    let addresses = link.addresses;
+    let config = Config {
+        addresses,
+        allow: user.allow.clone(),
+        deny: user.deny.clone(),
+        narrower: user.narrower.clone(),
+        publish: user.publish.clone(),
+        header: link.header,
+        resolvers: user.resolvers.clone(),
+        rate: user.rate,
+        descriptors: None,
+    };
+    Ok(Some(Connection {
+        network: micabox_net::Network::start_on(link.network, config)?,
+        boot: micabox_wire::Network {
+            hardware_address: addresses.guest_mac,
+            address: addresses.guest.octets(),
+            prefix: addresses.prefix,
+            gateway: addresses.gateway.octets(),
+        },
+        resolv_conf: format!("nameserver {}\n", addresses.gateway).into_bytes(),
+    }))
 }

@@ -5,10 +5,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use micabox_net::{Publish, Rate as NetRate};
 use micabox_owner::Outcome;
 use micabox_owner::protocol::{Kind, Limit, Stream};
-use micabox_vmm::DiskRate;
+use micabox_spec::DiskRate;
+use micabox_spec::network::{Publish, Rate as NetRate};
 use tracing::{info, warn};
 
 use crate::base::Claim;
@@ -126,10 +126,11 @@ impl micabox_owner::Registrar for Registrar {
             idle_timeout: time(idle_timeout),
             max_life: time(max_life),
         };
-        match &mut self.registration.record_mut().spec {
-            Some(spec) if spec.expiry != expiry => spec.expiry = expiry,
-            _ => return Ok(()),
+        let spec = &mut self.registration.record_mut().spec;
+        if spec.expiry == expiry {
+            return Ok(());
         }
+        spec.expiry = expiry;
         self.registration.note("update", &[]);
         self.registration.update(|_| {}).map_err(io::Error::other)
     }
@@ -138,23 +139,21 @@ impl micabox_owner::Registrar for Registrar {
         info!(?limit, "a limit of the sandbox changes");
         self.registration.note("update", &[]);
         let updated = self.registration.update(|record| match limit {
-            Limit::Processors(quota) => record.cpu_quota = quota,
-            Limit::Processes(most) => record.setup.pids_limit = Some(most),
+            Limit::Processors(quota) => record.spec.machine.cpu_quota = quota,
+            Limit::Processes(most) => record.spec.setup.pids_limit = Some(most),
             Limit::Disk {
                 read,
                 write,
                 operations,
             } => {
-                record.disk_rate = DiskRate {
+                record.spec.machine.disk_rate = DiskRate {
                     read,
                     write,
                     operations,
                 };
             }
             Limit::Network { incoming, outgoing } => {
-                if let Some(spec) = &mut record.spec
-                    && let Network::User(network) = &mut spec.network
-                {
+                if let Network::User(network) = &mut record.spec.network {
                     network.rate = NetRate { incoming, outgoing };
                 }
             }

@@ -1,9 +1,10 @@
 //! What a sandbox may use, and changes of it.
 
-use micabox_net::Rate as NetRate;
 use micabox_owner::protocol::{Kind, Limit, Reply, Request};
-use micabox_vmm::DiskRate;
+use micabox_spec::DiskRate;
+use micabox_spec::network::Rate as NetRate;
 
+use crate::Spec;
 use crate::state::Record;
 use crate::{Error, Network, SandboxRef};
 
@@ -31,13 +32,13 @@ impl Resources {
         }
         let mut limits = Vec::new();
         if let Some(time) = self.processors {
-            let all = u32::from(record.cpus) * 1000;
+            let all = u32::from(record.cpus()) * 1000;
             let quota = (time < all).then_some(time);
             limits.push((time <= all).then_some(Limit::Processors(quota))?);
         }
         if let Some(processes) = self.pids_limit {
             // Without a limit at its start it has no group of processes.
-            record.setup.pids_limit?;
+            record.spec.setup.pids_limit?;
             limits.push(Limit::Processes(processes));
         }
         if let Some(NetRate { incoming, outgoing }) = self.net_rate {
@@ -74,20 +75,26 @@ impl Resources {
 
     /// Changes the record of a sandbox that does not run.
     fn apply(&self, record: &mut Record) -> Result<(), &'static str> {
-        if let (Some(rate), Some(spec)) = (self.net_rate, &mut record.spec) {
-            match &mut spec.network {
+        let Spec {
+            machine,
+            network,
+            setup,
+            ..
+        } = &mut record.spec;
+        if let Some(rate) = self.net_rate {
+            match network {
                 Network::User(network) => network.rate = rate,
                 Network::None => return Err("it has no network"),
             }
         }
-        record.memory_mib = self.memory_mib.unwrap_or(record.memory_mib);
+        machine.memory_mib = self.memory_mib.unwrap_or(machine.memory_mib);
         if let Some(time) = self.processors {
             let whole = time.div_ceil(1000);
-            record.cpus = u8::try_from(whole).unwrap_or(u8::MAX);
-            record.cpu_quota = (time < whole * 1000).then_some(time);
+            machine.cpus = Some(u8::try_from(whole).unwrap_or(u8::MAX));
+            machine.cpu_quota = (time < whole * 1000).then_some(time);
         }
-        record.setup.pids_limit = self.pids_limit.or(record.setup.pids_limit);
-        record.disk_rate = self.disk_rate.unwrap_or(record.disk_rate);
+        setup.pids_limit = self.pids_limit.or(setup.pids_limit);
+        machine.disk_rate = self.disk_rate.unwrap_or(machine.disk_rate);
         Ok(())
     }
 }
@@ -107,8 +114,7 @@ impl SandboxRef {
         resources.check().map_err(|why| self.bad_change(why))?;
         let mut problem = None;
         let changed = self.directory().change(self.id(), |record| {
-            record.spec.as_ref()?;
-            let applied = resources.apply(record);
+            let applied = record.can_restart().then(|| resources.apply(record))?;
             applied.map_err(|why| problem = Some(why)).ok()
         });
         match changed {

@@ -145,12 +145,14 @@ impl SandboxRef {
     /// # Errors
     /// [`Error::DoesNotRun`] if it has ended and can't be started again.
     pub fn expire(&self, expiry: &Expiry) -> Result<Expiry, Error> {
-        match self.ask_about_end(|client| expiry.set(client)) {
+        match self.ask_about_end(|client| expiry::set(expiry, client)) {
             Err(Error::DoesNotRun(name)) => {
                 let changed = self.directory().change(self.id(), |record| {
-                    let spec = record.spec.as_mut()?;
-                    spec.expiry = spec.expiry.changed(expiry);
-                    Some(spec.expiry)
+                    record.can_restart().then(|| {
+                        let spec = &mut record.spec;
+                        spec.expiry = spec.expiry.changed(expiry);
+                        spec.expiry
+                    })
                 });
                 changed?.ok_or(Error::DoesNotRun(name))
             }
@@ -173,7 +175,7 @@ impl SandboxRef {
     /// [`Error::DoesNotRun`].
     pub fn expires(&self) -> Result<Expires, Error> {
         // Without a wish the owner only says what is.
-        self.ask_about_end(|client| Expiry::default().set(client))
+        self.ask_about_end(|client| expiry::set(&Expiry::default(), client))
     }
 
     fn ask_about_end(

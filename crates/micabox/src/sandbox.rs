@@ -175,7 +175,7 @@ impl Sandbox {
     /// [`Error::OwnerGone`].
     pub fn expire(&self, expiry: &Expiry) -> Result<Expiry, Error> {
         let client = Client::connect(&self.directory).map_err(|_| Error::OwnerGone);
-        Ok(expiry.set(&mut client?)?.expiry)
+        Ok(crate::expiry::set(expiry, &mut client?)?.expiry)
     }
 
     /// Starts a command with pipes for its streams, and waits until it runs.
@@ -398,7 +398,7 @@ impl Sandbox {
         match client.reply(1, None) {
             Ok(Some(Reply::Failed(failure))) => Err(failure.into()),
             Ok(_) => Ok(()),
-            Err(_) if self.record.upper.is_kept() => Err(Error::OwnerGone),
+            Err(_) if self.record.spec.upper.is_kept() => Err(Error::OwnerGone),
             Err(_) => Ok(()),
         }
     }

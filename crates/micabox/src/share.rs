@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::{BindSource, Error, MountSource, Setup};
+use crate::{BindSource, Error, Setup};
 
 /// The name by which a guest finds a file that is shared, in a share of its own.
 pub(crate) const ONLY: &str = "file";
@@ -37,49 +37,30 @@ pub(crate) fn tag(index: usize) -> String {
     format!("share{index}")
 }
 
-impl Setup {
-    /// Returns how many folders and files of the host are mounted.
-    pub(crate) fn shares(&self) -> usize {
-        self.binds().count()
-    }
-
-    /// Returns the places of the mounts of the host's files, and the mounts: not those of devices, which
-    /// every sandbox has itself.
-    fn binds(&self) -> impl Iterator<Item = (usize, &BindSource, bool)> {
-        let mounts = self.mounts.iter().enumerate();
-        mounts.filter_map(|(place, mount)| match &mount.source {
-            MountSource::Bind(source) if source.device().is_none() => {
-                Some((place, source, mount.read_only))
-            }
-            _ => None,
-        })
-    }
-
-    /// Opens the folders and files of the host, as places.
-    pub(crate) fn open_shares(&self) -> Result<Vec<Share>, Error> {
-        let open = |(index, (mount, bind, read_only)): (usize, (usize, &BindSource, bool))| {
-            let failed = |source: io::Error| Error::Share {
-                path: (&bind.source).into(),
-                source,
-            };
-            let flags = OFlags::PATH | OFlags::CLOEXEC;
-            let file = rustix::fs::open(&bind.source, flags, Mode::empty());
-            let file = File::from(file.map_err(|error| failed(error.into()))?);
-            let kind = file.metadata().map_err(failed)?.file_type();
-            if !kind.is_dir() && !kind.is_file() {
-                let why = "it is neither a directory nor a regular file";
-                return Err(failed(io::Error::other(why)));
-            }
-            Ok(Share {
-                mount,
-                index,
-                source: Arc::new(file),
-                is_file: kind.is_file(),
-                read_only,
-                cached: bind.cached,
-                with_mounts: !bind.alone,
-            })
+/// Opens the folders and files of the host, as places.
+pub(crate) fn open(setup: &Setup) -> Result<Vec<Share>, Error> {
+    let open = |(index, (mount, bind, read_only)): (usize, (usize, &BindSource, bool))| {
+        let failed = |source: io::Error| Error::Share {
+            path: (&bind.source).into(),
+            source,
         };
-        self.binds().enumerate().map(open).collect()
-    }
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&bind.source, flags, Mode::empty());
+        let file = File::from(file.map_err(|error| failed(error.into()))?);
+        let kind = file.metadata().map_err(failed)?.file_type();
+        if !kind.is_dir() && !kind.is_file() {
+            let why = "it is neither a directory nor a regular file";
+            return Err(failed(io::Error::other(why)));
+        }
+        Ok(Share {
+            mount,
+            index,
+            source: Arc::new(file),
+            is_file: kind.is_file(),
+            read_only,
+            cached: bind.cached,
+            with_mounts: !bind.alone,
+        })
+    };
+    setup.binds().enumerate().map(open).collect()
 }

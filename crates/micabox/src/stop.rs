@@ -72,7 +72,7 @@ impl SandboxRef {
             && directory.wait_for_end(&found, SHUTDOWN_TIMEOUT)
         {
             return match answer {
-                Reply::Failed(failure) if record.upper.is_kept() => {
+                Reply::Failed(failure) if record.spec.upper.is_kept() => {
                     let lost = failure
                         .lost
                         .map_or_else(|| Lost::unflushed(failure.message), |lost| *lost);

@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use micabox_image::store::Image;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::plan::Plan;
 use crate::snapshot::{claim, memory};
@@ -45,7 +46,7 @@ impl Template {
         image: &Image,
         plan: &Plan,
         guest: &GuestFiles,
-        settings: &Value,
+        settings: &impl Serialize,
     ) -> Option<Self> {
         let ingredients = json!({
             "format": FORMAT,

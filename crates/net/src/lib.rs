@@ -24,7 +24,6 @@ mod packet;
 mod places;
 mod policy;
 mod poll;
-mod publish;
 mod tcp;
 
 use std::net::SocketAddr;
@@ -41,8 +40,8 @@ pub use address::{Addresses, ETHERNET_HEADER};
 pub use dns::fuzzing;
 use engine::Engine;
 use io::Io;
-pub use policy::{Rule, RuleError, Rules};
-pub use publish::{Protocol, Publish, PublishError};
+use micabox_spec::network::{Protocol, Publish, Rate, Rule, Rules};
+pub use policy::opens_what_is_closed;
 
 /// The configuration of a network.
 #[derive(Clone, Debug, Default)]
@@ -79,17 +78,6 @@ pub struct Config {
     /// connections, conversations and questions there can be at a time follows from it. None stands
     /// for the limit that the process has.
     pub descriptors: Option<u64>,
-}
-
-/// Limits of a guest's traffic, in bytes of frames a second. What is beyond them waits; packets are
-/// not dropped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(default)]
-pub struct Rate {
-    /// To the guest.
-    pub incoming: Option<u64>,
-    /// From the guest.
-    pub outgoing: Option<u64>,
 }
 
 /// Errors of starting a network.

@@ -1,7 +1,7 @@
 //! Types that the image store and the registry client share.
 //!
 //! * [`Reference`] is an image's name, [`Digest`] a SHA-256, [`Descriptor`] a blob as a manifest
-//!   names it.
+//!   names it; [`Trim`] says what a view of an image is without.
 //! * [`json`] reads documents as all other programs that write and read them do.
 //! * [`Progress`] receives the events of a transfer, in either direction.
 //!
@@ -15,11 +15,13 @@ mod digest;
 pub mod json;
 pub mod progress;
 pub mod reference;
+mod trim;
 
 pub use descriptor::Descriptor;
 pub use digest::{Digest, Hasher, HashingWriter, ParseError};
 pub use progress::Progress;
 pub use reference::Reference;
+pub use trim::{Trim, TrimError};
 
 /// Largest manifest, index or image configuration, in bytes: what registries accept.
 pub const MAX_DOCUMENT: u64 = 4 << 20;

@@ -6,9 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use micabox_spec::DiskRate;
 use serde::{Deserialize, Serialize};
 
-use crate::{DiskRate, Error, Lack, MachineConfig, Snapshot};
+use crate::{Error, Lack, MachineConfig, Snapshot};
 
 /// A way to run machines.
 pub trait Backend: Send + Sync {

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use micabox_spec::Machine;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, MachineFile, Snapshot};
@@ -25,19 +26,8 @@ pub struct MachineConfig {
     pub name: String,
     /// How the machine begins.
     pub begin: Begin,
-    /// Guest RAM in MiB.
-    pub memory_mib: u32,
-    /// Virtual processors, at least 1.
-    pub cpus: u8,
-    /// Thousandths of a processor that the machine's process may use, where a control group can
-    /// limit it; at least 10. None for what its virtual processors and one more thread can use.
-    pub cpu_quota: Option<u32>,
-    /// Whether the guest may run virtual machines itself, and use performance counters. Both expose
-    /// large parts of the host's kernel to a guest that may be hostile. Such a machine can't be
-    /// saved.
-    pub nested_virtualization: bool,
-    /// Whether the machine must not start without a control group that limits its process.
-    pub require_limits: bool,
+    /// Its size and its limits; one processor if none are said.
+    pub machine: Machine,
     /// Read-only persistent-memory regions.
     pub pmem: Vec<PmemRegion>,
     /// Disks.
@@ -45,8 +35,6 @@ pub struct MachineConfig {
     /// Trees that are mounted already, for a backend whose machines have no kernel of their own. All
     /// have the same users.
     pub trees: Vec<Tree>,
-    /// What limits the traffic of each disk.
-    pub disk_rate: DiskRate,
     /// A network interface.
     pub network: Option<NetworkInterface>,
     /// Sockets between the guest's programs and the host's (virtio-vsock), where the backend has
@@ -182,19 +170,6 @@ pub struct Disk<F = MachineFile> {
     pub serial: String,
 }
 
-/// Limits of the traffic between the guest and each of its disks. Requests beyond them wait. pmem is
-/// memory, and not limited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct DiskRate {
-    /// Bytes that are read in a second.
-    pub read: Option<u64>,
-    /// Bytes that are written in a second.
-    pub write: Option<u64>,
-    /// Requests of any kind in a second.
-    pub operations: Option<u64>,
-}
-
 impl PmemRegion {
     /// Returns the bytes of address space that the region takes.
     pub fn size(&self) -> u64 {
@@ -240,53 +215,27 @@ pub(crate) fn processor_time(cpus: u8, quota: Option<u32>) -> u64 {
     quota.map_or(whole, u64::from)
 }
 
-/// Most virtual processors of a machine.
-const MOST_CPUS: u8 = 64;
-
-/// Fewest MiB of a machine's memory.
-const LEAST_MEMORY: u32 = 64;
-
-/// Fewest thousandths of a processor that a machine's process may use.
-const LEAST_QUOTA: u32 = 10;
-
-/// Checks the size of a machine: its memory in MiB, its virtual processors if they are known, and the
-/// thousandths of a processor that its process may use.
-///
-/// # Errors
-/// [`Error::Config`].
-pub fn check_size(memory_mib: u32, cpus: Option<u8>, cpu_quota: Option<u32>) -> Result<(), Error> {
-    let range = 1..=MOST_CPUS;
-    if cpus.is_some_and(|cpus| !range.contains(&cpus)) {
-        let message = format!("a machine has 1 to {MOST_CPUS} virtual processors");
-        return Err(Error::Config(message));
-    }
-    if cpu_quota.is_some_and(|quota| quota < LEAST_QUOTA) {
-        return Err(Error::Config("less than a hundredth of a processor".into()));
-    }
-    if memory_mib < LEAST_MEMORY {
-        return Err(Error::Config(format!(
-            "{memory_mib} MiB of memory are not enough to boot; give at least {LEAST_MEMORY}"
-        )));
-    }
-    Ok(())
-}
-
 impl MachineConfig {
-    /// Returns the bytes of RAM.
-    pub(crate) fn memory(&self) -> u64 {
-        u64::from(self.memory_mib) << 20
+    /// Returns the number of virtual processors.
+    pub(crate) fn cpus(&self) -> u8 {
+        self.machine.cpus.unwrap_or(1)
+    }
+
+    /// Returns how much processor time its process may use, in thousandths of a processor.
+    pub(crate) fn processor_time(&self) -> u64 {
+        processor_time(self.cpus(), self.machine.cpu_quota)
     }
 
     /// Returns the bytes of address space that the machine's memory takes in its process.
     pub(crate) fn address_space(&self) -> u64 {
-        self.pmem.iter().fold(self.memory(), |sum, region| {
-            sum.saturating_add(region.size())
-        })
+        self.pmem
+            .iter()
+            .fold(self.ram(), |sum, region| sum.saturating_add(region.size()))
     }
 
     /// Returns the bytes of RAM.
     pub(crate) fn ram(&self) -> u64 {
-        u64::from(self.memory_mib) << 20
+        u64::from(self.machine.memory_mib) << 20
     }
 
     /// Returns the length in bytes of the largest file that the machine may write to; 0 if there is
@@ -308,7 +257,7 @@ impl MachineConfig {
     /// # Errors
     /// [`Error::Config`] or [`Error::File`].
     pub(crate) fn check(&self) -> Result<(), Error> {
-        check_size(self.memory_mib, Some(self.cpus), self.cpu_quota)?;
+        self.machine.check()?;
         let name_is_plain = self
             .name
             .bytes()
@@ -370,13 +319,11 @@ mod tests {
                 kernel: file(1),
                 initrd: file(1),
             },
-            memory_mib: 256,
-            cpus: 1,
-            cpu_quota: None,
-            nested_virtualization: false,
-            require_limits: false,
+            machine: Machine {
+                memory_mib: 256,
+                ..Machine::default()
+            },
             pmem: Vec::new(),
-            disk_rate: DiskRate::default(),
             disks: Vec::new(),
             trees: Vec::new(),
             network: None,
@@ -422,8 +369,8 @@ mod tests {
             config.check().unwrap_err();
         }
         for spoil in [
-            (|config| config.cpus = 0) as fn(&mut MachineConfig),
-            |config| config.memory_mib = 16,
+            (|config| config.machine.cpus = Some(0)) as fn(&mut MachineConfig),
+            |config| config.machine.memory_mib = 16,
             |config| config.name = "a,b".into(),
             |config| config.pmem = vec![PmemRegion { files: Vec::new() }],
         ] {

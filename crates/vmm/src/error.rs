@@ -25,6 +25,9 @@ pub enum Error {
     /// The configuration requests something that no backend has.
     #[error("this machine can't be built: {0}")]
     Config(String),
+    /// A size that no machine has.
+    #[error("this machine can't be built: {0}")]
+    Size(#[from] micabox_spec::SizeError),
     /// A file of the machine is missing, unreadable or invalid.
     #[error("{}: {why}", path.display())]
     File {

@@ -29,10 +29,11 @@ mod snapshot;
 
 use std::path::PathBuf;
 
+use micabox_spec::BackendChoice;
+
 pub use backend::{Acceleration, Backend, Exit, FilesPerRegion, Limits, Machine, Memory};
 pub use config::{
-    Begin, Disk, DiskRate, MachineConfig, NetworkInterface, PmemRegion, Share, ShareServer,
-    Sockets, Tree, check_size,
+    Begin, Disk, MachineConfig, NetworkInterface, PmemRegion, Share, ShareServer, Sockets, Tree,
 };
 pub use error::Error;
 pub use file::{FileRef, MachineFile};
@@ -55,21 +56,6 @@ pub fn control_groups() -> Result<(PathBuf, Vec<&'static str>), String> {
 
 /// Name of the virtio-serial port that carries the byte stream to the guest's agent.
 pub const AGENT_PORT: &str = "micabox.agent.0";
-
-/// Which backend to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BackendChoice {
-    /// The best one here.
-    #[default]
-    Auto,
-    /// Our own on KVM, or an error with the reason.
-    Kvm,
-    /// [`Qemu`].
-    Qemu,
-    /// [`Host`], which is never the best one.
-    Host,
-}
 
 /// Returns the best backend for this host: ours where KVM works, QEMU elsewhere.
 ///

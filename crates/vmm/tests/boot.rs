@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use micabox_testing::wait_until;
-use micabox_vmm::{
-    Backend, Begin, Disk, DiskRate, Exit, MachineConfig, MachineFile, PmemRegion, Qemu,
-};
+use micabox_vmm::{Backend, Begin, Disk, Exit, MachineConfig, MachineFile, PmemRegion, Qemu};
 
 /// Timeout far above the duration of a boot: only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -38,13 +36,12 @@ fn config() -> MachineConfig {
     MachineConfig {
         name: "test".into(),
         begin: boot(&guest("vmlinux"), &guest("initrd.cpio")),
-        memory_mib: 256,
-        cpus: 1,
-        cpu_quota: None,
-        nested_virtualization: false,
-        require_limits: false,
+        machine: micabox_spec::Machine {
+            memory_mib: 256,
+            cpus: Some(1),
+            ..micabox_spec::Machine::default()
+        },
         pmem: Vec::new(),
-        disk_rate: DiskRate::default(),
         disks: Vec::new(),
         trees: Vec::new(),
         network: None,
@@ -103,9 +100,10 @@ fn a_machine_with_forty_regions_and_two_processors_boots() {
         files: vec![open(file.path())],
     };
     expect_agent(&MachineConfig {
-        cpus: 2,
-        nested_virtualization: false,
-        require_limits: false,
+        machine: micabox_spec::Machine {
+            cpus: Some(2),
+            ..config().machine
+        },
         pmem: vec![region; 40],
         ..config()
     });

@@ -245,10 +245,11 @@ pub struct Network {
 
 /// Process 1 of the sandbox's PID namespace: it adopts orphans, and when it ends, the kernel kills
 /// every other process in the namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Init {
     /// A process of the agent's that only reaps, as with `docker run --init`. Commands are ordinary
     /// processes, and the sandbox outlives each of them.
+    #[default]
     Reaper,
     /// The first command, as with plain `docker run`: signals other than SIGKILL that it has no
     /// handler for are ignored, and no command can be started after it has ended.

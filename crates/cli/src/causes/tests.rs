@@ -281,7 +281,8 @@ fn an_error_of_the_same_kind_with_another_cause_gets_no_hint() {
 
 #[test]
 fn the_remedy_for_a_backend_that_does_not_work_is_its_own() {
-    use micabox_vmm::{BackendChoice, choose};
+    use micabox::BackendChoice;
+    use micabox_vmm::choose;
     for choice in [BackendChoice::Kvm, BackendChoice::Host] {
         let Err(error) = choose(choice) else { continue };
         let remedy = error.remedy().map(str::to_owned);

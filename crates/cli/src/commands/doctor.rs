@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::path::Path;
 
+use micabox::BackendChoice;
 use micabox::{GuestFiles, PoolRecord};
 use micabox_image::Store;
 use micabox_transfer::Settings;
 use micabox_transfer::settings::FILE_VARIABLE;
 use micabox_vmm::qemu::{self, Qemu};
-use micabox_vmm::{Acceleration, Backend, BackendChoice};
+use micabox_vmm::{Acceleration, Backend};
 use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use serde::Serialize;

@@ -104,7 +104,7 @@ fn page(records: &[Record], looks: &[Look]) -> String {
     let families: [(&str, Kind, &str, Value); 8] = [
         ("cpus", Kind::Gauge, "Virtual processors", |look| {
             let is_limited = look.stats.processors_limited;
-            is_limited.then_some(look.record.cpus.into())
+            is_limited.then_some(look.record.cpus().into())
         }),
         (
             "memory_limit_bytes",

@@ -44,7 +44,7 @@ fn check(record: &Record) -> Result<(), Failure> {
         let message = format!("sandbox {} is removed when it stops", record.name);
         return Err(Failure::new(message).hint("run it without --rm"));
     }
-    if !record.upper.is_kept() || record.spec.is_none() {
+    if !record.spec.upper.is_kept() || record.spec.command.is_none() {
         return Err(record.not_kept().into());
     }
     Ok(())

@@ -101,7 +101,9 @@ impl Row for Snapshot {
             "Disk" => bytes(self.size),
             "Memory" => {
                 let machine = self.memory.as_ref();
-                bytes(machine.map_or(0, |machine| u64::from(machine.memory_mib) << 20))
+                bytes(machine.map_or(0, |machine| {
+                    u64::from(machine.spec.machine.memory_mib) << 20
+                }))
             }
             "CreatedSince" => ago(self.created),
             "CreatedAt" => rfc3339(self.created.try_into().unwrap_or(0)),

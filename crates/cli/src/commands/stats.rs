@@ -54,7 +54,7 @@ pub struct Look {
 impl Look {
     /// Returns the most bytes of memory that it can have, if anything keeps it from more.
     pub fn memory_limit(&self) -> Option<u64> {
-        let limit = u64::from(self.record.memory_mib) << 20;
+        let limit = u64::from(self.record.spec.machine.memory_mib) << 20;
         self.stats.memory_limited.then_some(limit)
     }
 }

@@ -100,7 +100,7 @@ impl Args {
     /// Makes the message for a change that a running sandbox can't take.
     fn must_stop(&self, record: &Record) -> Failure {
         let name = &record.name;
-        let cpus = u32::from(record.cpus);
+        let cpus = u32::from(record.cpus());
         let what = if self.memory.flatten().is_some() {
             "its memory can't be changed meanwhile".to_owned()
         } else if self
@@ -115,7 +115,7 @@ impl Args {
             "it was started without a limit of processes".to_owned()
         };
         let failure = Failure::new(format!("sandbox {name} runs: {what}"));
-        match record.upper {
+        match record.spec.upper {
             // It ends with its changes, so it has no next start.
             Upper::Tmpfs => failure.hint(
                 "it has no disk, so it can't be started again, and this is fixed for its life: run a new one with \

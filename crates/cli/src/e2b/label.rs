@@ -88,7 +88,7 @@ impl Label {
 
     /// Reads the label of a sandbox; None if it is not one of ours.
     pub fn of(record: &Record) -> Option<Self> {
-        serde_json::from_str(record.labels.get(NAME)?).ok()
+        serde_json::from_str(record.spec.labels.get(NAME)?).ok()
     }
 
     /// The label's text.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use micabox::builder::DEFAULT_MEMORY_MIB;
+use micabox::DEFAULT_MEMORY_MIB;
 use micabox::{BackendChoice, Upper};
 use serde_json::{Map, Value};
 

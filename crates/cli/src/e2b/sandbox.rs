@@ -53,7 +53,7 @@ impl Served {
 
     /// MiB of memory that it may have.
     pub fn memory_mib(&self) -> u64 {
-        options::memory_mib(&self.label.options, self.record().memory_mib)
+        options::memory_mib(&self.label.options, self.record().spec.machine.memory_mib)
     }
 
     /// When it was made: to the millisecond, which is what clients see.

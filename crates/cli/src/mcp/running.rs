@@ -58,7 +58,7 @@ struct Summary {
 
 impl Summary {
     fn new(record: Record, server: &Server) -> Self {
-        let ports = record.published.iter();
+        let (ports, cpus) = (record.published.iter(), record.cpus());
         Self {
             ends_with_session: server.held.has(&record.id),
             image: record.base.to_string(),
@@ -67,9 +67,9 @@ impl Summary {
             id: record.id,
             name: record.name,
             command: record.command,
-            memory_mib: record.memory_mib,
-            cpus: record.cpus,
-            labels: record.labels,
+            memory_mib: record.spec.machine.memory_mib,
+            cpus,
+            labels: record.spec.labels,
         }
     }
 }

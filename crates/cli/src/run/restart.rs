@@ -31,10 +31,11 @@ pub fn start(
 ) -> Outcome {
     let record = sandbox.record();
     may_start(record)?;
-    let Some(spec) = &record.spec else {
+    let command = record.spec.command.as_ref();
+    let Some(command) = command.filter(|_| record.can_restart()) else {
         return Err(record.not_kept().into());
     };
-    let mut command = spec.command.clone();
+    let mut command = command.clone();
     let idle = command.argv.is_empty();
     if idle && attach {
         let message = format!("sandbox {} has no command to attach to", record.name);

@@ -10,8 +10,9 @@ use super::error::{Context, Error, Result};
 use super::images::{FIXUP, FSMETA, FileRecord};
 use super::layers::{Layer, PADDING, pad_and_sync};
 use super::scratch::Scratch;
+use crate::Trim;
+use crate::hide::{Hidden, hide};
 use crate::identity;
-use crate::trim::{self, Hidden, Trim};
 use micabox_oci::Digest;
 
 /// The files that were made.
@@ -57,7 +58,7 @@ pub(super) fn make_trimmed(
     trim: &Trim,
 ) -> Result<(FileRecord, Hidden)> {
     let mut merge = merge(store, image, layers)?;
-    let hidden = trim::hide(merge.tree_mut(), trim);
+    let hidden = hide(merge.tree_mut(), trim);
     let diff_ids = layers.iter().map(Layer::identity);
     let fsmeta = write(scratch, image, FSMETA, |out| {
         merge.write_fsmeta(out, identity::trimmed_uuid(diff_ids, trim))

@@ -8,16 +8,17 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use micabox_image::store::Image;
-use micabox_image::{Store, Trim};
+use micabox_image::{Digest, Store, Trim};
 use micabox_overlay::lower::LowerKind;
+use micabox_spec::{ImageName, Root, Setup, Transport};
 use oci_spec::image::Config;
 
-use crate::plan::{Plan, Root, Transport};
+use crate::plan::Plan;
 use crate::{Error, Record, Snapshot, image_files, layers};
 
 pub(crate) use disk::{Claim, filesystem, foreign, is_dirty};
 pub use disk::{DiskProblem, Format, OpenDisk, RootDisk};
-pub use name::{BaseName, ImageName};
+pub use name::BaseName;
 pub(crate) use wrapped::{is_wrapped, unwrap};
 
 /// What a sandbox is made from.
@@ -74,7 +75,7 @@ impl Base {
             BaseName::Disk(disk) => Ok(Self::Disk(disk.reopen()?)),
             BaseName::DiskElsewhere { .. } => Err(Error::RootDiskUnnamed(of.to_owned())),
             BaseName::Image(image) => {
-                let mut found = store.image_by_digest(&image.parse_digest()?)?;
+                let mut found = store.image_by_digest(&digest_of(image)?)?;
                 // The reference under which the image was requested.
                 found.reference = image.reference.as_ref().and_then(|name| name.parse().ok());
                 Self::Image(Box::new(found)).trimmed(store, &image.trim)
@@ -108,11 +109,7 @@ impl Base {
     /// Returns the base's name for the record.
     pub(crate) fn name(&self) -> BaseName {
         match self {
-            Self::Image(image) => BaseName::Image(ImageName {
-                reference: image.reference.as_ref().map(ToString::to_string),
-                digest: image.manifest_digest.to_string(),
-                trim: image.trim.clone(),
-            }),
+            Self::Image(image) => BaseName::Image(image_name(image)),
             Self::Disk(disk) => BaseName::Disk(disk.disk().clone()),
         }
     }
@@ -169,4 +166,30 @@ impl Base {
             }
         }
     }
+}
+
+/// Returns the digest of an image's manifest.
+///
+/// # Errors
+/// [`Error::BadRecord`] if it is not a digest.
+pub(crate) fn digest_of(image: &ImageName) -> Result<Digest, Error> {
+    let digest = image.parse_digest();
+    digest.map_err(|_| Error::BadRecord(image.digest.clone()))
+}
+
+/// Returns an image's name, with what its view lacks.
+pub(crate) fn image_name(image: &Image) -> ImageName {
+    ImageName {
+        trim: image.trim.clone(),
+        ..ImageName::new(image.reference.as_ref(), &image.manifest_digest)
+    }
+}
+
+/// Returns the digests of the manifests of the images that a sandbox mounts.
+///
+/// # Errors
+/// As [`digest_of`].
+pub(crate) fn mounted_images(setup: &Setup) -> Result<Vec<Digest>, Error> {
+    let images = setup.images().into_iter();
+    images.map(|(image, _)| digest_of(image)).collect()
 }

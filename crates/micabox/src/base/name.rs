@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use micabox_image::{Digest, Trim};
+use micabox_spec::ImageName;
 use serde::{Deserialize, Serialize};
 
 use super::RootDisk;
-use crate::Error;
 
 /// What a sandbox was made from, as its record and its snapshots say. In JSON it is two fields:
 /// `image`, with the reference and the digest of an image or with the path of a root disk and no
@@ -25,29 +24,6 @@ pub enum BaseName {
         /// The disk, with an empty path.
         disk: RootDisk,
     },
-}
-
-/// The image a sandbox was made from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageName {
-    /// The reference under which the image was requested.
-    pub reference: Option<String>,
-    /// Digest of its manifest.
-    pub digest: String,
-    /// What the sandbox's view of it lacks.
-    #[serde(default, skip_serializing_if = "Trim::is_empty")]
-    pub trim: Trim,
-}
-
-impl ImageName {
-    /// Parses the digest of the image's manifest.
-    ///
-    /// # Errors
-    /// [`Error::BadRecord`] if it is not a digest.
-    pub fn parse_digest(&self) -> Result<Digest, Error> {
-        let digest = self.digest.parse();
-        digest.map_err(|_| Error::BadRecord(self.digest.clone()))
-    }
 }
 
 impl BaseName {
@@ -121,7 +97,7 @@ impl From<BaseName> for Stored {
         let image = |reference| ImageName {
             reference,
             digest: String::new(),
-            trim: Trim::default(),
+            trim: <_>::default(),
         };
         match name {
             BaseName::Image(image) => Self {

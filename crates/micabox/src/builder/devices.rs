@@ -5,6 +5,7 @@ use std::path::Path;
 use micabox_vmm::{Disk, Limits, MachineFile};
 
 use super::Start;
+use crate::base::digest_of;
 use crate::plan::{Plan, image_disk};
 use crate::volume::Use;
 use crate::{Error, Sandboxes, Upper, image_files};
@@ -26,7 +27,7 @@ impl Start {
         let Some((path, serial)) = made else {
             return Ok(());
         };
-        let read_only = self.upper == Upper::Tmpfs;
+        let read_only = self.spec.upper == Upper::Tmpfs;
         let file = if read_only {
             MachineFile::open(&path)?
         } else {
@@ -43,12 +44,12 @@ impl Start {
     /// Adds the disks of mounted images and volumes to the plan. The volumes' files hold their
     /// locks.
     pub(super) fn attach_disks(&self, plan: &mut Plan, limits: &Limits) -> Result<(), Error> {
-        for (image, serial) in self.setup.images() {
-            let image = self.store.image_by_digest(&image.parse_digest()?)?;
+        for (image, serial) in self.spec.setup.images() {
+            let image = self.store.image_by_digest(&digest_of(image)?)?;
             let disk = image_disk(&image_files::open(&image)?, serial);
             plan.add_disk(disk, limits)?;
         }
-        let volumes = self.setup.volumes();
+        let volumes = self.spec.setup.volumes();
         if volumes.is_empty() {
             return Ok(());
         }

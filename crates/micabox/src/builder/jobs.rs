@@ -5,6 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use micabox_spec::Machine;
 use micabox_vmm::{Backend, Begin, Limits, Sockets};
 
 use super::Start;
@@ -13,58 +14,18 @@ use crate::owner::{Descriptors, MachineJob, Origin, SandboxJob, ShareJob};
 use crate::plan::{Plan, ROOT_SERIAL};
 use crate::share::{ONLY, Share, tag};
 use crate::state::Registration;
-use crate::{SavedMachine, Upper, upper, volume};
+use crate::{SavedMachine, Upper, mount, upper, volume};
 
 impl Start {
     /// Describes the machine to start, and returns its files.
     pub(super) fn machine_job(
         &self,
         name: String,
-        cpus: u8,
         backend: &dyn Backend,
         plan: &Plan,
         begin: &Begin,
         cmdline: &[String],
     ) -> (MachineJob, Descriptors) {
-        // The rest is the sandbox's, which a machine may wait for.
-        let Self {
-            store: _,
-            base: _, // in the plan
-            name: _,
-            hostname: _,
-            memory_mib,
-            cpus: _, // as recorded, with a default
-            cpu_quota,
-            disk_rate,
-            transport: _, // in the plan
-            root: _,
-            init: _,
-            upper: _, // in the plan, or a share
-            setup,    // only its limit of processes
-            shares: _,
-            command: _,
-            patches: _, // in the plan
-            origin: _,  // what it begins with
-            cold: _,
-            reattaches: _,
-            resumed: _,
-            is_first: _,
-            is_patched: _,
-            labels: _,
-            auto_remove: _,
-            stop_signal: _,
-            network,  // only whether there is one
-            vsock: _, // with the saved machine's
-            nested_virtualization,
-            require_limits,
-            expiry: _,
-            boot_timeout: _,
-            description: _,
-            backend_choice: _, // has become a backend
-            guest: _,          // what it begins with
-            owner_log: _,
-            cancel: _,
-        } = self;
         let mut files = Descriptors::default();
         let origin = match begin {
             Begin::Boot { kernel, initrd } => Origin::Boot {
@@ -85,24 +46,24 @@ impl Start {
         let Ok(disks) = disks.map(|disk| disk.try_map(&mut file)).collect();
         let trees = plan.trees.iter().cloned();
         let trees = trees.map(|tree| tree.map(|file| files.add(file))).collect();
+        let spec = self.spec.machine;
         let machine = MachineJob {
             name,
             backend: choice_of(backend),
             origin,
             cmdline: cmdline.to_vec(),
-            memory_mib: memory_mib.saturating_add(plan.pmem_overhead_mib()),
-            cpus,
-            cpu_quota: *cpu_quota,
+            machine: Machine {
+                memory_mib: spec.memory_mib.saturating_add(plan.pmem_overhead_mib()),
+                cpus: Some(self.cpus(backend)),
+                ..spec
+            },
             pmem,
             disks,
             trees,
-            disk_rate: *disk_rate,
-            has_network: network.is_some(),
+            has_network: self.spec.network.is_some(),
             vsock: self.sockets(),
             shares: Vec::new(),
-            nested_virtualization: *nested_virtualization,
-            require_limits: *require_limits,
-            max_processes: setup.pids_limit,
+            max_processes: self.spec.setup.pids_limit,
         };
         (machine, files)
     }
@@ -153,66 +114,22 @@ impl Start {
         shares: &[Share],
         registration: &Registration,
     ) -> SandboxJob {
-        // The machine has its own job, and clients of the sandbox find the rest in its record.
-        let Self {
-            store,
-            base,    // only for its signal
-            name: _, // as registered
-            hostname,
-            memory_mib: _,
-            cpus: _,
-            cpu_quota: _,
-            disk_rate: _,
-            transport: _,
-            root: _,
-            init,
-            upper: _, // for the guest
-            setup: _, // for the guest
-            shares: _,
-            command: _, // begun by its creator
-            patches: _,
-            origin: _, // the caller adds a template
-            cold: _,
-            reattaches,
-            resumed,
-            is_first,
-            is_patched: _, // its upper has them
-            labels: _,
-            auto_remove,
-            stop_signal: _, // or else the image's
-            network,
-            vsock: _, // where it leads
-            nested_virtualization: _,
-            require_limits: _,
-            expiry: _, // set by its creator
-            boot_timeout,
-            description: _,
-            backend_choice: _,
-            guest: _,
-            owner_log,
-            cancel: _, // the creator's
-        } = self;
-        let machine = self.machine().filter(|_| *reattaches);
+        let machine = self.machine().filter(|_| self.reattaches);
         SandboxJob {
-            store: store.root().to_owned(),
+            store: self.store.root().to_owned(),
             record: registration.record().clone(),
-            auto_remove: *auto_remove,
-            is_restart: resumed.is_some() && !is_first,
+            is_restart: self.resumed.is_some() && !self.is_first,
             lowers: plan.lowers.clone(),
             upper: self.upper_for_guest(),
-            init: *init,
             main: machine.and_then(|machine| machine.main),
-            hostname: hostname.clone(),
             setup: self.setup_for_guest(shares, &backend.limits()),
-            network: network.clone(),
             template: None,
-            boot_timeout: *boot_timeout,
-            stop_signal: self.stop_signal_for(&base.config()),
+            stop_signal: self.stop_signal_for(&self.base.config()),
             disk: self.kept_file(registration.path()),
             has_sockets: self.sockets().is_some(),
             saves: self.saves(plan, backend),
             has_claim: false,
-            log: owner_log.as_ref().map(|(filter, _)| filter.clone()),
+            log: self.owner_log.as_ref().map(|(filter, _)| filter.clone()),
         }
     }
 
@@ -225,9 +142,9 @@ impl Start {
     /// Returns a file with something that the sandbox keeps: its changes, or a volume's disk. None
     /// if everything is in memory.
     fn kept_file(&self, directory: &Path) -> Option<PathBuf> {
-        match &self.upper {
+        match &self.spec.upper {
             Upper::Tmpfs => {
-                let volumes = self.setup.volumes().into_iter();
+                let volumes = self.spec.setup.volumes().into_iter();
                 let mut written = volumes.filter(|used| !used.read_only);
                 let written = written.next()?;
                 Some(volume::disk_path(self.store.root(), &written.source.name))
@@ -240,12 +157,12 @@ impl Start {
 
     /// Returns what the guest sets up: what a saved machine has, it has already.
     fn setup_for_guest(&self, shares: &[Share], limits: &Limits) -> micabox_wire::Setup {
-        let saved = self.machine().map(|machine| &machine.setup);
-        let user = match &self.command {
+        let saved = self.machine().map(|machine| &machine.spec.setup);
+        let user = match &self.spec.command {
             Some(command) => command.user.clone(),
             None => self.base.config().user().clone().unwrap_or_default(),
         };
-        let setup = self.setup.beyond(saved, shares, &user);
+        let setup = mount::for_guest(&self.spec.setup, saved, shares, &user);
         micabox_wire::Setup {
             // Without a kernel of its own, the machine's control group has the limit.
             max_processes: setup.max_processes.filter(|_| limits.own_kernel),
@@ -257,7 +174,7 @@ impl Start {
     /// which then leads nowhere unless a path is set.
     fn sockets(&self) -> Option<Sockets> {
         let has_some = |machine: &SavedMachine| machine.spec.vsock.is_some();
-        match &self.vsock {
+        match &self.spec.vsock {
             Some(path) => Some(Sockets::At(path.clone())),
             None if self.machine().is_some_and(has_some) => Some(Sockets::Nowhere),
             None => None,
@@ -266,7 +183,7 @@ impl Start {
 
     /// Converts where changes go for the guest.
     fn upper_for_guest(&self) -> micabox_wire::Upper {
-        match &self.upper {
+        match &self.spec.upper {
             Upper::Tmpfs => micabox_wire::Upper::Tmpfs {
                 size_bytes: None,
                 patches: self.has_patches().then(|| upper::PATCHES_SERIAL.into()),

@@ -11,31 +11,24 @@ mod start;
 mod stock;
 mod stopped;
 
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use micabox_image::Store;
 use micabox_image::store::Image;
-use micabox_vmm::{BackendChoice, DiskRate};
+use micabox_spec::{
+    BackendChoice, Command, DiskRate, Expiry, Mount, Network, Root, Spec, Transport, Upper,
+};
 use micabox_wire::Init;
 
-use crate::plan::{Root, Transport};
-use crate::{
-    Base, Cancel, Command, Error, Expiry, GuestFiles, Mount, Network, Patch, Sandbox, SandboxRef,
-    SavedMachine, Setup, Trim, Upper,
-};
+use crate::{Base, Cancel, Error, GuestFiles, Patch, Sandbox, SandboxRef, SavedMachine, Trim};
 
 pub use kind::{Boots, Fresh, FromDisk, FromMemory, Kind, New, Restart};
 pub use record::default_cpus_of as default_cpus;
 pub use restore::Restore;
 pub(crate) use start::random;
 pub(crate) use stock::Stock;
-
-/// Default RAM for the sandbox's programs and files, MiB. Memory that a guest does not touch costs
-/// the host nothing.
-pub const DEFAULT_MEMORY_MIB: u32 = 1024;
 
 /// Builder for a [`Sandbox`]. What it starts is a part of its type, so that it has
 /// only the settings that there are for that:
@@ -58,24 +51,14 @@ pub(crate) struct Start {
     store: Store,
     base: Base,
     name: Option<String>,
-    hostname: Option<String>,
-    memory_mib: u32,
-    cpus: Option<u8>,
-    cpu_quota: Option<u32>,
-    disk_rate: DiskRate,
-    transport: Transport,
-    root: Root,
-    init: Init,
-    upper: Upper,
-    setup: Setup,
+    /// The first command in lists of sandboxes.
+    description: String,
+    spec: Spec,
     /// How many virtio-fs devices the machine has at least: a template has some without a folder.
     shares: usize,
-    command: Option<Command>,
     patches: Vec<Patch>,
     /// The snapshot or template that the sandbox starts from.
     origin: Option<Origin>,
-    /// Whether to boot without using or making a template.
-    cold: bool,
     /// Whether to reattach the saved machine's first command in place of starting one.
     reattaches: bool,
     /// The ID of the sandbox that exists and is to be started.
@@ -84,17 +67,6 @@ pub(crate) struct Start {
     is_first: bool,
     /// Whether that has a layer of patches.
     is_patched: bool,
-    labels: BTreeMap<String, String>,
-    auto_remove: bool,
-    stop_signal: Option<i32>,
-    network: Network,
-    vsock: Option<PathBuf>,
-    nested_virtualization: bool,
-    require_limits: bool,
-    expiry: Expiry,
-    boot_timeout: Option<Duration>,
-    description: String,
-    backend_choice: BackendChoice,
     guest: Option<GuestFiles>,
     owner_log: Option<(String, OwnerLog)>,
     cancel: Cancel,
@@ -127,40 +99,22 @@ impl Start {
             store: store.clone(),
             base,
             name: None,
-            hostname: None,
-            memory_mib: DEFAULT_MEMORY_MIB,
-            cpus: None,
-            cpu_quota: None,
-            disk_rate: DiskRate::default(),
-            transport: Transport::default(),
-            root: Root::default(),
-            init: Init::Reaper,
-            upper: if is_in_place {
-                Upper::InPlace
-            } else {
-                Upper::default()
+            description: String::new(),
+            spec: Spec {
+                upper: if is_in_place {
+                    Upper::InPlace
+                } else {
+                    Upper::default()
+                },
+                ..Spec::default()
             },
-            setup: Setup::default(),
             shares: 0,
-            command: None,
             patches: Vec::new(),
             origin: None,
-            cold: false,
             reattaches: false,
             resumed: None,
             is_first: false,
             is_patched: false,
-            labels: BTreeMap::new(),
-            auto_remove: true,
-            stop_signal: None,
-            network: Network::default(),
-            vsock: None,
-            nested_virtualization: false,
-            require_limits: false,
-            expiry: Expiry::default(),
-            boot_timeout: None,
-            description: String::new(),
-            backend_choice: BackendChoice::default(),
             guest: None,
             owner_log: None,
             cancel: Cancel::default(),
@@ -192,7 +146,7 @@ impl Builder {
     /// Sets where changes go. For a root disk that is written to, only [`Upper::InPlace`] is valid.
     #[must_use]
     pub fn upper(mut self, upper: Upper) -> Self {
-        self.start.upper = upper;
+        self.start.spec.upper = upper;
         self
     }
 
@@ -221,7 +175,7 @@ impl Builder {
     /// Boots even if there is a template for this machine.
     #[must_use]
     pub fn cold(mut self) -> Self {
-        self.start.cold = true;
+        self.start.spec.cold = true;
         self
     }
 }
@@ -241,7 +195,7 @@ impl<K: Boots> Builder<K> {
     /// image's pmem is added to it.
     #[must_use]
     pub fn memory_mib(mut self, mib: u32) -> Self {
-        self.start.memory_mib = mib;
+        self.start.spec.machine.memory_mib = mib;
         self
     }
 
@@ -249,21 +203,21 @@ impl<K: Boots> Builder<K> {
     /// where they are emulated.
     #[must_use]
     pub fn cpus(mut self, cpus: u8) -> Self {
-        self.start.cpus = Some(cpus);
+        self.start.spec.machine.cpus = Some(cpus);
         self
     }
 
     /// Sets how the image's bytes reach the guest.
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
-        self.start.transport = transport;
+        self.start.spec.transport = transport;
         self
     }
 
     /// Sets what the lower side of the root is.
     #[must_use]
     pub fn root(mut self, root: Root) -> Self {
-        self.start.root = root;
+        self.start.spec.root = root;
         self
     }
 
@@ -272,7 +226,7 @@ impl<K: Boots> Builder<K> {
     /// sandbox can't be saved with its memory.
     #[must_use]
     pub fn nested_virtualization(mut self, wanted: bool) -> Self {
-        self.start.nested_virtualization = wanted;
+        self.start.spec.machine.nested_virtualization = wanted;
         self
     }
 
@@ -288,7 +242,7 @@ impl<K: Boots> Builder<K> {
     /// the capability `SYS_ADMIN`, which root has unless it is dropped, can undo that.
     #[must_use]
     pub fn pids_limit(mut self, processes: u64) -> Self {
-        self.start.setup.pids_limit = Some(processes);
+        self.start.spec.setup.pids_limit = Some(processes);
         self
     }
 
@@ -296,7 +250,7 @@ impl<K: Boots> Builder<K> {
     /// process 1, and the sandbox outlives its commands.
     #[must_use]
     pub fn first_command_is_init(mut self) -> Self {
-        self.start.init = Init::FirstExec;
+        self.start.spec.init = Init::FirstExec;
         self
     }
 }
@@ -312,7 +266,7 @@ impl<K: New> Builder<K> {
     /// Sets the host name inside. Default: the first 12 digits of the ID.
     #[must_use]
     pub fn hostname(mut self, hostname: impl Into<String>) -> Self {
-        self.start.hostname = Some(hostname.into());
+        self.start.spec.hostname = Some(hostname.into());
         self
     }
 
@@ -327,21 +281,21 @@ impl<K: New> Builder<K> {
     /// sandboxes by them; all of a sandbox's have 64 KiB at most.
     #[must_use]
     pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.start.labels.insert(name.into(), value.into());
+        self.start.spec.labels.insert(name.into(), value.into());
         self
     }
 
     /// Records the first command, for later starts. A sandbox without one can't be started again.
     #[must_use]
     pub fn command(mut self, command: &Command) -> Self {
-        self.start.command = Some(command.clone());
+        self.start.spec.command = Some(command.clone());
         self
     }
 
     /// Keeps a record of the sandbox after its end, until the sandbox is removed.
     #[must_use]
     pub fn keep_record(mut self) -> Self {
-        self.start.auto_remove = false;
+        self.start.spec.auto_remove = false;
         self
     }
 
@@ -349,7 +303,7 @@ impl<K: New> Builder<K> {
     /// SIGTERM.
     #[must_use]
     pub fn stop_signal(mut self, signal: i32) -> Self {
-        self.start.stop_signal = Some(signal);
+        self.start.spec.stop_signal = Some(signal);
         self
     }
 
@@ -357,14 +311,14 @@ impl<K: New> Builder<K> {
     /// it.
     #[must_use]
     pub fn network(mut self, network: Network) -> Self {
-        self.start.network = network;
+        self.start.spec.network = network;
         self
     }
 
     /// Mounts a filesystem over a directory of the root, after those that were added before.
     #[must_use]
     pub fn mount(mut self, mount: Mount) -> Self {
-        self.start.setup.mounts.push(mount);
+        self.start.spec.setup.mounts.push(mount);
         self
     }
 
@@ -372,14 +326,14 @@ impl<K: New> Builder<K> {
     /// with the capability `SYS_ADMIN`, which root has unless it is dropped, can undo that.
     #[must_use]
     pub fn read_only(mut self) -> Self {
-        self.start.setup.read_only = true;
+        self.start.spec.setup.read_only = true;
         self
     }
 
     /// Sets how many bytes `/dev/shm` may hold. Default: 64 MiB.
     #[must_use]
     pub fn shm_size(mut self, bytes: u64) -> Self {
-        self.start.setup.shm_size = Some(bytes);
+        self.start.spec.setup.shm_size = Some(bytes);
         self
     }
 
@@ -390,7 +344,7 @@ impl<K: New> Builder<K> {
     /// `path` is removed with the sandbox.
     #[must_use]
     pub fn vsock(mut self, path: impl Into<PathBuf>) -> Self {
-        self.start.vsock = Some(path.into());
+        self.start.spec.vsock = Some(path.into());
         self
     }
 }
@@ -420,7 +374,7 @@ impl<K: Kind> Builder<K> {
     /// # Errors
     /// [`Error`]; no record or directory of a new sandbox is left behind.
     pub fn create(self) -> Result<Sandbox, Error> {
-        let expiry = self.start.expiry;
+        let expiry = self.start.spec.expiry;
         let sandbox = self.start.create()?;
         if expiry != Expiry::default() {
             sandbox.expire(&expiry)?;
@@ -431,7 +385,7 @@ impl<K: Kind> Builder<K> {
     /// Sets when the sandbox ends by itself, in later starts as well. Default: never.
     #[must_use]
     pub fn expiry(mut self, expiry: Expiry) -> Self {
-        self.start.expiry = expiry;
+        self.start.spec.expiry = expiry;
         self
     }
 
@@ -439,21 +393,21 @@ impl<K: Kind> Builder<K> {
     /// By default, a control group is used where one is available ([`micabox_vmm::control_groups`]).
     #[must_use]
     pub fn require_limits(mut self, required: bool) -> Self {
-        self.start.require_limits = required;
+        self.start.spec.machine.require_limits = required;
         self
     }
 
     /// Sets how long the guest may take to boot, in later starts as well.
     #[must_use]
     pub fn boot_timeout(mut self, timeout: Duration) -> Self {
-        self.start.boot_timeout = Some(timeout);
+        self.start.spec.boot_timeout = Some(timeout);
         self
     }
 
     /// Sets which backend to use. Default: the best one available.
     #[must_use]
     pub fn backend_choice(mut self, choice: BackendChoice) -> Self {
-        self.start.backend_choice = choice;
+        self.start.spec.backend = choice;
         self
     }
 
@@ -478,7 +432,7 @@ impl<K: Kind> Builder<K> {
     /// ([`Builder::require_limits`]). Default: a little more than its virtual processors can use.
     #[must_use]
     pub fn cpu_quota(mut self, thousandths: u32) -> Self {
-        self.start.cpu_quota = Some(thousandths);
+        self.start.spec.machine.cpu_quota = Some(thousandths);
         self
     }
 
@@ -486,7 +440,7 @@ impl<K: Kind> Builder<K> {
     /// ([`Transport::Pmem`]) is read without a disk.
     #[must_use]
     pub fn disk_rate(mut self, rate: DiskRate) -> Self {
-        self.start.disk_rate = rate;
+        self.start.spec.machine.disk_rate = rate;
         self
     }
 

@@ -19,7 +19,7 @@ use crate::own_process::OwnProcess;
 use crate::owner::{self, Job, Owner};
 use crate::plan::Plan;
 use crate::state::Registration;
-use crate::{Error, Upper, upper};
+use crate::{Error, Upper, share, upper};
 
 /// The file in the sandbox's directory with its owner's log.
 const OWNER_LOG: &str = "owner.log";
@@ -37,10 +37,9 @@ impl Start {
     ) -> Result<Owner, Error> {
         let record = registration.record();
         let name = format!("mica-{}", record.short_id());
-        let shares = self.setup.open_shares()?;
-        let (mut machine, mut files) =
-            self.machine_job(name, record.cpus, backend, plan, begin, cmdline);
-        let upper = match &self.upper {
+        let shares = share::open(&self.spec.setup)?;
+        let (mut machine, mut files) = self.machine_job(name, backend, plan, begin, cmdline);
+        let upper = match &self.spec.upper {
             Upper::Folder { path } => Some(self.open_folder(path, upper::folder::PATIENCE)?),
             _ => None,
         };

@@ -6,9 +6,10 @@ use micabox_image::store::Image;
 use micabox_vmm::{Limits, Tree};
 
 use super::Start;
+use crate::base::digest_of;
 use crate::lowers;
-use crate::plan::{IMAGE_SERIAL, Root, Transport};
-use crate::{Base, Error, ImageName, Upper};
+use crate::plan::IMAGE_SERIAL;
+use crate::{Base, Error, ImageName, Root, Transport, Upper};
 
 impl Start {
     /// Refuses what would have the host's kernel mount a filesystem that is not of our making, or that the
@@ -18,23 +19,27 @@ impl Start {
             () if matches!(self.base, Base::Disk(_)) => {
                 "has no root disks: the host's kernel would mount a filesystem from elsewhere"
             }
-            () if self.upper != Upper::Tmpfs => {
+            () if self.spec.upper != Upper::Tmpfs => {
                 "keeps changes in memory only (--upper tmpfs): the host's kernel would mount a filesystem \
                  that the sandbox can damage"
             }
-            () if !self.setup.volumes().is_empty() => {
+            () if !self.spec.setup.volumes().is_empty() => {
                 "has no volumes: the host's kernel would mount a filesystem that a sandbox can damage"
             }
             () if self.has_patches() => "makes no changes before the start",
-            () if self.setup.shares() > 0 => {
+            () if self.spec.setup.shares() > 0 => {
                 "shares no folders of this machine: a mount of one does not give what is made in it to its \
                  user, as a machine's server does"
             }
-            () if self.root == Root::Stacked => "has merged roots only (--root merged)",
-            () if self.transport == Transport::Pmem => "maps no image as memory (--transport auto)",
-            () if self.vsock.is_some() => "has no vsock",
-            () if self.nested_virtualization => "has no processors that could be virtualised",
-            () if self.network.is_some() => return Ok(micabox_vmm::host::check_network()?),
+            () if self.spec.root == Root::Stacked => "has merged roots only (--root merged)",
+            () if self.spec.transport == Transport::Pmem => {
+                "maps no image as memory (--transport auto)"
+            }
+            () if self.spec.vsock.is_some() => "has no vsock",
+            () if self.spec.machine.nested_virtualization => {
+                "has no processors that could be virtualised"
+            }
+            () if self.spec.network.is_some() => return Ok(micabox_vmm::host::check_network()?),
             () => return Ok(()),
         };
         let backend = "the host backend";
@@ -58,7 +63,7 @@ impl Start {
         if limits.own_kernel {
             return (meanwhile(), Ok(Vec::new()));
         }
-        let others = self.setup.images();
+        let others = self.spec.setup.images();
         std::thread::scope(|scope| {
             let trees = scope.spawn(|| hold(image, others));
             let done = meanwhile();
@@ -73,7 +78,7 @@ fn hold(image: &Image, others: Vec<(&ImageName, String)>) -> Result<Vec<Tree>, E
     let first = lowers::hold(image, None)?;
     let mut trees = vec![first.tree(IMAGE_SERIAL.to_owned())];
     for (other, serial) in others {
-        let other = image.store.image_by_digest(&other.parse_digest()?)?;
+        let other = image.store.image_by_digest(&digest_of(other)?)?;
         trees.push(lowers::hold(&other, Some(&first))?.tree(serial));
     }
     Ok(trees)

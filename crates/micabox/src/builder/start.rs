@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use micabox_vmm::{Backend, Begin, MachineFile};
 use tracing::{debug, info, info_span};
 
-use super::record::default_cpus;
 use super::{Origin, Start};
-use crate::base::Claim;
+use crate::base::{Claim, mounted_images};
 use crate::plan::Plan;
 use crate::pool;
 use crate::registrar::EXIT_NOT_STARTED;
@@ -55,7 +54,7 @@ impl Start {
             // it has ended.
             drop(Directory::open(self.store.root())?.hold_for_start(id)?);
         }
-        let mut backend = micabox_vmm::expect(self.backend_choice)?;
+        let mut backend = micabox_vmm::expect(self.spec.backend)?;
         let guest = match &self.guest {
             Some(files) => files.clone(),
             None if backend.limits().own_kernel => GuestFiles::find()?,
@@ -83,9 +82,9 @@ impl Start {
             }
         }
         if let Some(template) = &template
-            && self.setup != Setup::default()
+            && self.spec.setup != Setup::default()
             && template.machine().is_none()
-            && micabox_vmm::choose(self.backend_choice)?.name() == backend.name()
+            && micabox_vmm::choose(self.spec.backend)?.name() == backend.name()
         {
             // A template has nothing of one sandbox's own: one without a setup makes it.
             debug!("making the template");
@@ -115,7 +114,7 @@ impl Start {
         }
         // A machine that was saved has run here. Otherwise none may have, or not like this.
         if self.machine().is_none() {
-            let tried = micabox_vmm::choose(self.backend_choice)?;
+            let tried = micabox_vmm::choose(self.spec.backend)?;
             if tried.name() != backend.name() {
                 // A root disk is locked once.
                 drop(planned);
@@ -142,7 +141,7 @@ impl Start {
             cmdline: &guest.cmdline,
         };
         let sandbox = self.attempt(shared, &*backend, plan, claim, machine, begun)?;
-        if let Some(template) = template.filter(|_| self.setup == Setup::default()) {
+        if let Some(template) = template.filter(|_| self.spec.setup == Setup::default()) {
             template.make(|directory| {
                 std::thread::sleep(AFTER_BOOT);
                 sandbox.save(directory)
@@ -155,17 +154,15 @@ impl Start {
     fn bare(&self) -> Self {
         Self {
             name: None,
-            setup: Setup::default(),
+            spec: self.spec.bare(),
             shares: self.shares(),
-            network: self.network.unpublished(),
-            auto_remove: true,
             ..self.clone()
         }
     }
 
     /// Returns how many virtio-fs devices the machine has.
     fn shares(&self) -> usize {
-        self.shares.max(self.setup.shares())
+        self.shares.max(self.spec.setup.shares())
     }
 
     /// Returns the same start, from a template.
@@ -187,7 +184,9 @@ impl Start {
         if !limits.own_kernel {
             self.check_for_shared_kernel()?;
         }
-        let (plan, claim) = self.base.plan(self.transport, self.root, &limits)?;
+        let (plan, claim) = self
+            .base
+            .plan(self.spec.transport, self.spec.root, &limits)?;
         debug!(
             backend = backend.name(),
             transport = %plan.transport,
@@ -208,28 +207,20 @@ impl Start {
         backend: &dyn Backend,
     ) -> Option<Template> {
         // The disk of one that was created without a start may have been written to.
-        let is_fresh = self.resumed.is_none() || self.is_first && self.upper == Upper::Tmpfs;
+        let is_fresh = self.resumed.is_none() || self.is_first && self.spec.upper == Upper::Tmpfs;
         let is_new = self.origin.is_none() && is_fresh;
-        if self.cold
-            || self.nested_virtualization
+        if self.spec.cold
+            || self.spec.machine.nested_virtualization
             || !is_new
             || self.has_patches()
             // The overlay is in a template's machine, with its upper layer.
-            || matches!(self.upper, Upper::Folder { .. })
-            || self.setup.has_disks()
+            || matches!(self.spec.upper, Upper::Folder { .. })
+            || self.spec.setup.has_disks()
             || !backend.limits().snapshots
         {
             return None;
         }
-        let settings = serde_json::json!({
-            "memory": self.memory_mib,
-            "cpus": self.cpus.unwrap_or_else(|| default_cpus(backend)),
-            "upper": self.upper,
-            "init": format!("{:?}", self.init),
-            "network": matches!(self.network, Network::User(_)),
-            "vsock": self.vsock.is_some(),
-            "shares": self.shares(),
-        });
+        let settings = self.spec.in_template(self.cpus(backend), self.shares());
         let Base::Image(image) = &self.base else {
             return None;
         };
@@ -350,7 +341,7 @@ impl Start {
     /// Leases the images that the sandbox uses: for as long as it runs, if a crash of this machine leaves
     /// nothing of it.
     pub(super) fn lease(&self, record: &Record) -> Result<(), Error> {
-        let mut manifests = self.setup.image_digests()?;
+        let mut manifests = mounted_images(&self.spec.setup)?;
         if let Base::Image(image) = &self.base {
             manifests.push(image.manifest_digest);
         }
@@ -369,7 +360,7 @@ impl Start {
     /// patches.
     pub(super) fn check_in_place(&self) -> Result<(), Error> {
         let is_in_place = self.base.disk().is_some_and(|disk| disk.in_place);
-        match (is_in_place, &self.upper) {
+        match (is_in_place, &self.spec.upper) {
             (false, Upper::InPlace) => Err(Error::NoPlace),
             (false, _) => Ok(()),
             (true, Upper::InPlace) if self.patches.is_empty() => Ok(()),
@@ -400,13 +391,13 @@ impl Start {
         let has_network = |network: &Network| matches!(network, Network::User(_));
         match (
             has_network(&machine.spec.network),
-            has_network(&self.network),
+            has_network(&self.spec.network),
         ) {
             (true, false) => return Err(differs("has a network, which can't be removed")),
             (false, true) => return Err(differs("has no network, and none can be added")),
             _ => {}
         }
-        if self.vsock.is_some() && machine.spec.vsock.is_none() {
+        if self.spec.vsock.is_some() && machine.spec.vsock.is_none() {
             return Err(differs("has no sockets (vsock), and none can be added"));
         }
         if self.reattaches && machine.main.is_none() {
@@ -422,12 +413,13 @@ impl Start {
         match &self.resumed {
             None => directory.register(self.name.as_deref(), self.record(plan, backend)?),
             Some(id) => directory.resume(id, |record| {
+                record.spec.boot_timeout = self.spec.boot_timeout;
                 record.transport = plan.transport;
                 record.root = plan.root;
                 record.owner = ProcessId::own();
                 record.creator = ProcessId::own();
                 record.machine = None;
-                record.published = self.published();
+                record.published = self.spec.network.published().to_vec();
                 record.status = Status::Starting;
             }),
         }
@@ -458,8 +450,9 @@ mod tests {
             let path = directory.path().join("root.ext4");
             std::fs::write(&path, b"").unwrap();
             let disk = OpenDisk::of_any(&path, in_place);
-            let start = Start::on(&store, Base::Disk(disk));
-            Start { upper, ..start }.check_in_place()
+            let mut start = Start::on(&store, Base::Disk(disk));
+            start.spec.upper = upper;
+            start.check_in_place()
         };
         assert!(matches!(check(false, Upper::InPlace), Err(Error::NoPlace)));
         assert!(matches!(

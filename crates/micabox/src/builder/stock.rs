@@ -1,15 +1,14 @@
 //! What a pool's machines are started from.
 
 use micabox_image::Store;
-use micabox_vmm::{Backend, Begin, DiskRate, Snapshot};
+use micabox_vmm::{Backend, Begin, Snapshot};
 
-use super::record::default_cpus;
 use super::{Start, random};
 use crate::owner::{self, Job, Owner};
 use crate::plan::Plan;
 use crate::snapshot::memory;
 use crate::template::Template;
-use crate::{Error, GuestFiles, Upper};
+use crate::{Error, GuestFiles};
 
 /// A template, and everything else that another machine of a pool is started from. Its files are
 /// open, so removing the image or the template does not affect it.
@@ -26,18 +25,12 @@ impl Start {
     /// Returns whether a machine of a pool can be this one's: whether everything that is not in the
     /// template's key can be given to it afterwards.
     pub(super) fn can_be_pooled(&self) -> bool {
-        self.upper == Upper::Tmpfs
-            && self.vsock.is_none()
-            && self.owner_log.is_none()
-            && !self.require_limits
-            && self.cpu_quota.is_none()
-            && self.disk_rate == DiskRate::default()
-            && self.setup.shares() == 0
+        self.spec.can_be_pooled() && self.owner_log.is_none()
     }
 
     /// Opens what a pool's machines are started from. Makes the template if there is none.
     pub(crate) fn stock(self) -> Result<(Store, Stock), Error> {
-        let backend = micabox_vmm::choose(self.backend_choice)?;
+        let backend = micabox_vmm::choose(self.spec.backend)?;
         if !backend.limits().snapshots {
             let backend = backend.name();
             return Err(micabox_vmm::Error::NoSnapshots { backend }.into());
@@ -91,10 +84,8 @@ impl Stock {
             .iter()
             .map(|byte| format!("{byte:02x}"))
             .collect();
-        let cpus = self.start.cpus;
         let (machine, files) = self.start.machine_job(
             format!("mica-pool-{id}"),
-            cpus.unwrap_or_else(|| default_cpus(&*self.backend)),
             &*self.backend,
             &self.plan,
             &Begin::Restore(self.saved.clone()),

@@ -10,7 +10,7 @@ use super::{Start, random};
 use crate::name::{is_hostname, is_valid};
 use crate::snapshot::memory;
 use crate::state::{Directory, Status};
-use crate::{Error, Patch, SandboxRef, Sandboxes, Upper, patch, upper};
+use crate::{Error, Patch, SandboxRef, Sandboxes, Upper, patch, share, upper};
 
 /// Most bytes of a sandbox's labels.
 const MAX_LABELS: usize = 64 << 10;
@@ -21,16 +21,16 @@ impl Start {
         let _span = info_span!("create", base = %self.base.name()).entered();
         self.check()?;
         let sandboxes = Sandboxes::open(&self.store)?;
-        let backend = micabox_vmm::expect(self.backend_choice)?;
+        let backend = micabox_vmm::expect(self.spec.backend)?;
         // Keeps the image in the store until the sandbox has a lease on it.
         let shared = self.store.shared()?;
         let plan = self.plan(&*backend)?.plan;
         let mut record = self.record(&plan, &*backend)?;
-        let command = match &self.command {
+        let command = match &self.spec.command {
             Some(command) => command.clone(),
             None => self.defaults()?,
         };
-        record.spec = Some(self.spec_of(command));
+        record.spec.command = Some(command);
         let directory = Directory::open(self.store.root())?;
         // Dropped after a failure, this leaves nothing.
         let mut registration = directory.register(self.name.as_deref(), record)?;
@@ -53,22 +53,29 @@ impl Start {
         if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
             return Err(Error::BadName(name.to_owned()));
         }
-        if let Some(name) = self.hostname.as_deref().filter(|name| !is_hostname(name)) {
+        if let Some(name) = self
+            .spec
+            .hostname
+            .as_deref()
+            .filter(|name| !is_hostname(name))
+        {
             return Err(Error::BadHostname(name.to_owned()));
         }
-        micabox_vmm::check_size(self.memory_mib, self.cpus, self.cpu_quota)?;
-        self.setup.check()?;
+        let size = self.spec.machine.check();
+        size.map_err(micabox_vmm::Error::from)?;
+        self.spec.setup.check()?;
         // Before anything is made for it.
-        self.setup.open_shares()?;
+        share::open(&self.spec.setup)?;
         self.check_folder()?;
         let sizes = self
+            .spec
             .labels
             .iter()
             .map(|(name, value)| name.len() + value.len());
         if sizes.sum::<usize>() > MAX_LABELS {
             return Err(Error::BadLabels("they have more than 64 KiB"));
         }
-        if self.labels.keys().any(String::is_empty) {
+        if self.spec.labels.keys().any(String::is_empty) {
             return Err(Error::BadLabels("one has no name"));
         }
         self.check_in_place()
@@ -76,7 +83,7 @@ impl Start {
 
     /// Checks the folder of a new sandbox's changes.
     fn check_folder(&self) -> Result<(), Error> {
-        let Upper::Folder { path } = &self.upper else {
+        let Upper::Folder { path } = &self.spec.upper else {
             return Ok(());
         };
         if !self.patches.is_empty() {
@@ -97,7 +104,7 @@ impl Start {
     /// Returns the file with the sandbox's changes or patches, and the disk's serial number; none if
     /// there is no such file.
     pub(super) fn upper_file(&self, directory: &Path) -> Option<(PathBuf, &'static str)> {
-        match self.upper {
+        match self.spec.upper {
             Upper::Disk { .. } => Some((upper::disk(directory), upper::SERIAL)),
             Upper::Tmpfs if self.has_patches() => {
                 Some((upper::patches(directory), upper::PATCHES_SERIAL))
@@ -114,7 +121,7 @@ impl Start {
         let Some((path, serial)) = self.upper_file(directory) else {
             return Ok(None);
         };
-        let size = match self.upper {
+        let size = match self.spec.upper {
             Upper::Disk { size } => size,
             _ => {
                 let contents = self.patches.iter().map(Patch::size);

@@ -138,7 +138,7 @@ impl Error {
             | Self::BadChange { .. }
             | Self::BadHostname(_)
             | Self::BadLabels(_)
-            | Self::BadMount { .. }
+            | Self::BadMount(_)
             | Self::BadName(_)
             | Self::BadSnapshotName(_)
             | Self::BadVolumeName(_)

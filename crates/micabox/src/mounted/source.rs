@@ -134,8 +134,8 @@ impl Tree {
 /// Copies a sandbox's disk as it is now, with shared extents where the host's filesystem can: the
 /// sandbox may run on, or be started, while it is mounted.
 fn copy_of(sandbox: &SandboxRef) -> Result<File, Error> {
-    let Record { upper, id, .. } = sandbox.record();
-    if let Upper::Folder { path } = upper {
+    let Record { spec, id, .. } = sandbox.record();
+    if let Upper::Folder { path } = &spec.upper {
         return Err(Error::MountedFolder(path.clone().into()));
     }
     sandbox.record().disk_size()?;

@@ -18,6 +18,7 @@ use super::{
     CONTROL, Found, LOCK, MountRecord, Mounts, PREFIX, ServedBy, Tree, is_lacking, kernel, layer,
     table,
 };
+use crate::base::image_name;
 use crate::jailed::{self, Below, Serve};
 use crate::sandbox::now;
 use crate::state::Lock;
@@ -451,14 +452,6 @@ pub(super) fn with_device(record: &mut MountRecord) -> io::Result<()> {
     let device = table::device_at(&record.place)?;
     record.device = Some(device.ok_or(io::ErrorKind::NotFound)?);
     Ok(())
-}
-
-fn image_name(image: &crate::Image) -> crate::ImageName {
-    crate::ImageName {
-        reference: image.reference.as_ref().map(ToString::to_string),
-        digest: image.manifest_digest.to_string(),
-        trim: image.trim.clone(),
-    }
 }
 
 /// Returns a directory without links.

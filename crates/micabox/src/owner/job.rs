@@ -6,16 +6,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use micabox_owner::socket;
-use micabox_vmm::{BackendChoice, Disk, DiskRate, FileRef, MachineFile, PmemRegion, Sockets, Tree};
-use micabox_wire::{Init, Lower, Setup, Upper};
+use micabox_spec::{BackendChoice, Machine, Spec};
+use micabox_vmm::{Disk, FileRef, MachineFile, PmemRegion, Sockets, Tree};
+use micabox_wire::{Lower, Setup, Upper};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::state::Record;
-use crate::{Network, Spec};
 
 /// Most bytes of a message: paths of a few hundred layers, and a command line.
 const MAX: u32 = 64 << 20;
@@ -46,19 +45,14 @@ pub(crate) struct MachineJob {
     pub(crate) origin: Origin,
     /// Additional words for the kernel's command line.
     pub(crate) cmdline: Vec<String>,
-    /// RAM including what pmem regions cost, MiB.
-    pub(crate) memory_mib: u32,
-    pub(crate) cpus: u8,
-    pub(crate) cpu_quota: Option<u32>,
+    /// Its memory includes what pmem regions cost.
+    pub(crate) machine: Machine,
     pub(crate) pmem: Vec<PmemRegion<FileRef>>,
     pub(crate) disks: Vec<Disk<FileRef>>,
     pub(crate) trees: Vec<Tree<RawFd>>,
-    pub(crate) disk_rate: DiskRate,
     pub(crate) has_network: bool,
     pub(crate) vsock: Option<Sockets>,
     pub(crate) shares: Vec<ShareJob>,
-    pub(crate) nested_virtualization: bool,
-    pub(crate) require_limits: bool,
     /// As [`micabox_vmm::MachineConfig::max_processes`].
     pub(crate) max_processes: Option<u64>,
 }
@@ -85,23 +79,17 @@ pub(crate) struct SandboxJob {
     /// The root of the store.
     pub(crate) store: PathBuf,
     pub(crate) record: Record,
-    /// Whether the record is removed when the sandbox ends.
-    pub(crate) auto_remove: bool,
     /// Whether the sandbox is started again.
     pub(crate) is_restart: bool,
     pub(crate) lowers: Vec<Lower>,
     pub(crate) upper: Upper,
-    pub(crate) init: Init,
     /// The agent's number for the command to reattach.
     pub(crate) main: Option<u32>,
-    pub(crate) hostname: Option<String>,
     /// What the machine gets in addition to what it was saved with.
     pub(crate) setup: Setup,
-    pub(crate) network: Network,
     /// The directory of the template that the machine is restored from. If it has no list of the
     /// pages that its copies write to first, the list is made.
     pub(crate) template: Option<PathBuf>,
-    pub(crate) boot_timeout: Option<Duration>,
     pub(crate) stop_signal: i32,
     /// The disk that the guest must flush before it ends.
     pub(crate) disk: Option<PathBuf>,

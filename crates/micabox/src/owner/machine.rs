@@ -89,7 +89,7 @@ impl MachineJob {
         let trees = trees.collect::<Result<_, _>>().map_err(missing)?;
         let transport = if backend.limits().vhost_user {
             Transport::VhostUser {
-                memory: u64::from(self.memory_mib) << 20,
+                memory: u64::from(self.machine.memory_mib) << 20,
             }
         } else {
             Transport::Stream
@@ -103,15 +103,10 @@ impl MachineJob {
         let machine: Arc<dyn Machine> = Arc::from(backend.start(&MachineConfig {
             name: self.name,
             begin,
-            memory_mib: self.memory_mib,
-            cpus: self.cpus,
-            cpu_quota: self.cpu_quota,
-            nested_virtualization: self.nested_virtualization,
-            require_limits: self.require_limits,
+            machine: self.machine,
             pmem,
             disks,
             trees,
-            disk_rate: self.disk_rate,
             network,
             vsock: self.vsock,
             shares,

@@ -18,12 +18,12 @@ use super::machine::Started;
 use crate::base::Claim;
 use crate::builder::random;
 use crate::error::chain;
-use crate::network::{Connection, Link, Running};
+use crate::network::{self, Connection, Link, Running};
 use crate::registrar::Registrar;
 use crate::sandbox::now;
 use crate::snapshot::memory;
 use crate::state::{Directory, Lock, ProcessId, Registration};
-use crate::{Error, ErrorKind, Network, worker};
+use crate::{Error, ErrorKind, worker};
 
 /// A sandbox whose locks this owner has.
 pub(super) struct Sandbox {
@@ -48,7 +48,12 @@ impl Sandbox {
         let directory = Directory::open(&job.store).map_err(io::Error::other)?;
         let registration = Registration::of(directory, job.record.clone(), lock);
         let directory = registration.path().to_owned();
-        let registrar = Registrar::new(registration, job.auto_remove, job.is_restart, claim);
+        let registrar = Registrar::new(
+            registration,
+            job.record.spec.auto_remove,
+            job.is_restart,
+            claim,
+        );
         Ok(Self {
             job,
             registrar,
@@ -82,7 +87,7 @@ impl Sandbox {
         &mut self,
         link: Option<Link>,
     ) -> Result<Option<Connection>, Error> {
-        let connection = self.job.network.start(link)?;
+        let connection = network::start(&self.job.record.spec.network, link)?;
         if let Some(connection) = &connection {
             self.registrar.has_ports(connection.network.published());
         }
@@ -128,7 +133,7 @@ impl Sandbox {
             Start::Boot(Box::new(Boot {
                 lowers: job.lowers,
                 upper: job.upper,
-                init: job.init,
+                init: job.record.spec.init,
                 identity,
                 setup: job.setup,
             }))
@@ -146,7 +151,7 @@ impl Sandbox {
         Launch {
             machine: started.machine,
             start,
-            timeout: job.boot_timeout.unwrap_or(started.timeout),
+            timeout: job.record.spec.boot_timeout.unwrap_or(started.timeout),
             network: network.map(|connection| Box::new(Running(connection.network)) as _),
             holds_nothing,
             learn,
@@ -164,9 +169,9 @@ impl Sandbox {
     fn fail(mut self, error: &Error, mut creator: &UnixStream) -> io::Result<()> {
         warn!(error = chain(error), "the sandbox does not start");
         let kind = match error {
-            Error::Machine(MachineError::Unsupported { .. } | MachineError::Config(_)) => {
-                protocol::Kind::Unsupported
-            }
+            Error::Machine(
+                MachineError::Unsupported { .. } | MachineError::Config(_) | MachineError::Size(_),
+            ) => protocol::Kind::Unsupported,
             Error::Machine(MachineError::NoLimits { .. }) => protocol::Kind::Unlimited,
             Error::Machine(_) => protocol::Kind::Machine,
             error if error.kind() == ErrorKind::InUse => protocol::Kind::InUse,
@@ -191,17 +196,14 @@ impl Sandbox {
     /// Returns whether the machine holds nothing that another sandbox may ask for.
     fn holds_nothing(&self) -> bool {
         let job = &self.job;
-        let publishes = match &job.network {
-            Network::None => false,
-            Network::User(user) => !user.publish.is_empty(),
-        };
+        let publishes = !job.record.spec.network.published().is_empty();
         let uses_volumes = job.record.volumes().next().is_some();
         job.disk.is_none() && !uses_volumes && !job.has_claim && !job.has_sockets && !publishes
     }
 
     fn identity(&self, connection: Option<&Connection>) -> Result<Identity, Error> {
         let record = &self.job.record;
-        let hostname = self.job.hostname.as_deref();
+        let hostname = self.job.record.spec.hostname.as_deref();
         Ok(Identity {
             hostname: hostname.unwrap_or(record.short_id()).to_owned(),
             machine_id: record.id.clone(),

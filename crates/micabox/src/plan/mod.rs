@@ -17,41 +17,16 @@ mod packed;
 mod partitions;
 
 use std::collections::HashSet;
-use std::fmt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use micabox_spec::{Root, Transport};
 use micabox_vmm::{Disk, FilesPerRegion, Limits, MachineFile, PmemRegion};
 use micabox_wire::{Device, Extent, Format, Lower, Range};
-use serde::{Deserialize, Serialize};
 
 use crate::base::RootDisk;
 use packed::Packed;
 use partitions::Table;
-
-/// How an image's bytes reach the guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Transport {
-    /// The transport that boots faster here.
-    #[default]
-    Auto,
-    /// Persistent memory: mapped from the host's page cache, no copy in the guest.
-    Pmem,
-    /// A block device.
-    Blk,
-}
-
-/// The root filesystem's lower side.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Root {
-    /// One filesystem for the whole image.
-    #[default]
-    Merged,
-    /// One filesystem for each layer, stacked by overlayfs.
-    Stacked,
-}
 
 /// Serial number of the disk that holds the flat image.
 pub(crate) const IMAGE_SERIAL: &str = "image";
@@ -487,25 +462,6 @@ fn on_disk(serial: &str, range: Option<Range>) -> Extent {
             serial: serial.into(),
         },
         range,
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Pmem => "pmem",
-            Self::Blk => "blk",
-        })
-    }
-}
-
-impl fmt::Display for Root {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Merged => "merged",
-            Self::Stacked => "stacked",
-        })
     }
 }
 

@@ -8,17 +8,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use micabox_vmm::{BackendChoice, DiskRate, Machine};
-use serde::{Deserialize, Serialize};
+use micabox_spec::{BackendChoice, Spec};
+use micabox_vmm::Machine;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::{DISK, NewSnapshot, Snapshot, failed, of};
 use crate::builder::{FromMemory, random};
 use crate::freeze::{Problem, SaveTo, freeze};
 use crate::stamp::Stamp;
-use crate::state::{Found, Lock, Record};
+use crate::state::{Found, Lock, Record, layout};
 use crate::upper::{self, copy, data_runs};
-use crate::{Builder, Error, Restore, SandboxRef, Sandboxes, Setup, Source, Spec, Upper};
+use crate::{Builder, Error, Restore, SandboxRef, Sandboxes, Source};
 
 /// Names of the files with the machine's state, its memory, and the description for a restore.
 const MACHINE: &str = "machine";
@@ -38,22 +40,8 @@ const PAGE: usize = 4096;
 
 /// A machine that was saved with its memory, and the settings that a copy must have as well.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct SavedMachine {
-    /// RAM for programs and files, MiB.
-    pub memory_mib: u32,
-    /// Virtual processors.
-    pub cpus: u8,
-    /// Thousandths of a processor that its process may use, if that is limited.
-    #[serde(default)]
-    pub cpu_quota: Option<u32>,
-    /// What limits the traffic of its disks.
-    #[serde(default)]
-    pub disk_rate: DiskRate,
-    /// Where its changes are; the snapshot includes a disk of them.
-    pub upper: Upper,
-    /// Its mounts, and what limits its files.
-    #[serde(default)]
-    pub setup: Setup,
     /// Its settings; the network without published ports, which only one sandbox can have.
     pub spec: Spec,
     /// The agent's number for the first command.
@@ -64,6 +52,23 @@ pub struct SavedMachine {
     /// The memory that the snapshot's is a delta of, if the snapshot is ephemeral.
     #[serde(skip)]
     pub(crate) base: Option<Arc<File>>,
+}
+
+impl Serialize for SavedMachine {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let value = Self::serialize(self, serde_json::value::Serializer);
+        let mut value = value.map_err(serde::ser::Error::custom)?;
+        layout::put_beside(&mut value);
+        value.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for SavedMachine {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let mut value = Value::deserialize(from)?;
+        layout::put_inside(&mut value);
+        Self::deserialize(value).map_err(serde::de::Error::custom)
+    }
 }
 
 impl SavedMachine {
@@ -271,14 +276,14 @@ pub(crate) fn save(
         Problem::Ending(error) => problem(NoAnswer(error).into()),
     })?;
     let machine = SavedMachine {
-        memory_mib: record.memory_mib,
-        cpus: record.cpus,
-        cpu_quota: record.cpu_quota,
-        disk_rate: record.disk_rate,
-        upper: record.upper.clone(),
-        setup: record.setup.clone(),
-        spec: serde_json::from_value(std::mem::take(&mut frozen.note))
-            .map_err(|error| problem(error.into()))?,
+        spec: Spec {
+            // Limits may have changed since the start.
+            machine: record.spec.machine,
+            upper: record.spec.upper.clone(),
+            setup: record.spec.setup.clone(),
+            ..serde_json::from_value(std::mem::take(&mut frozen.note))
+                .map_err(|error| problem(error.into()))?
+        },
         main: frozen.main,
         memory: None,
         base: frozen.base.take().map(Arc::new),
@@ -288,7 +293,7 @@ pub(crate) fn save(
         source,
     };
     let mut copy = None;
-    if record.upper.is_kept() {
+    if record.spec.upper.is_kept() {
         let copied = copy_disk(own, directory, &mut || frozen.hold());
         copy = Some(copied.map_err(copying)?);
     }

@@ -26,6 +26,7 @@ use micabox_image::Store;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
+use crate::base::{digest_of, mounted_images};
 use crate::jailed::{self, Notes, Settle};
 use crate::name::is_valid;
 use crate::sandbox::now;
@@ -227,14 +228,14 @@ fn of(record: &Record, name: String, labels: BTreeMap<String, String>) -> Result
         base: record.base.clone(),
         sandbox: record.name.clone(),
         created: now().0,
-        size: match record.upper {
+        size: match record.spec.upper {
             Upper::Disk { size } => size,
             Upper::Tmpfs | Upper::Folder { .. } | Upper::InPlace => 0,
         },
         memory: None,
         ephemeral: false,
         directory: PathBuf::new(),
-        mounted: record.setup.image_digests()?,
+        mounted: mounted_images(&record.spec.setup)?,
     })
 }
 
@@ -245,7 +246,7 @@ fn lease(store: &Store, snapshot: &Snapshot) -> Result<(), Error> {
     };
     let name = snapshot.directory.file_name().unwrap_or_default();
     let name = name.to_string_lossy();
-    let manifests = [&[image.parse_digest()?], &*snapshot.mounted].concat();
+    let manifests = [&[digest_of(image)?], &*snapshot.mounted].concat();
     Ok(store.lease(&name, &manifests)?)
 }
 

@@ -200,7 +200,7 @@ impl Directory {
     /// removed for as long as the lock is held.
     pub(crate) fn hold(&self, name_or_id: &str) -> Result<(Found, Lock), Error> {
         let record = self.find(name_or_id)?.record;
-        if !record.upper.is_kept() {
+        if !record.spec.upper.is_kept() {
             return Err(record.not_kept());
         }
         self.lock_ended(&record)

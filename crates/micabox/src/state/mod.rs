@@ -13,6 +13,7 @@
 //! ```
 
 mod directory;
+pub(crate) mod layout;
 mod lock;
 mod record;
 mod record_file;

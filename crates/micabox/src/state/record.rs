@@ -1,18 +1,18 @@
 //! The record of a sandbox.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use micabox_net::Publish;
-use micabox_vmm::{BackendChoice, DiskRate};
-use serde::{Deserialize, Serialize};
+use micabox_spec::network::Publish;
+use micabox_spec::{BackendChoice, Command, MountSource, Root, Spec, Transport, Upper};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
-use super::ProcessId;
-use crate::plan::{Root, Transport};
-use crate::{BaseName, Command, Error, MountSource, Setup, Spec, Upper};
+use super::{ProcessId, layout};
+use crate::{BaseName, Error};
 
 /// The record of a sandbox: `state.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct Record {
     /// 32 hexadecimal digits, random.
     pub id: String,
@@ -28,43 +28,19 @@ pub struct Record {
     /// Nanoseconds of that, which order sandboxes of one second.
     #[serde(default, skip_serializing_if = "is_default")]
     pub created_nanos: u32,
-    /// Guest RAM in MiB.
-    pub memory_mib: u32,
-    /// Virtual processors.
-    pub cpus: u8,
-    /// Thousandths of a processor that its process may use, if that is limited.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub cpu_quota: Option<u32>,
-    /// What limits the traffic of its disks.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub disk_rate: DiskRate,
+    /// The settings of its starts.
+    pub spec: Spec,
     /// How the bytes of the base reach it, in its last start: never [`Transport::Auto`].
     pub transport: Transport,
     /// Its root's lower side, in its last start.
     pub root: Root,
-    /// Where its changes are.
-    #[serde(default)]
-    pub upper: Upper,
-    /// Its mounts, and what limits its files.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub setup: Setup,
     /// The backend of its last start; [`BackendChoice::Auto`] in records of older versions.
     #[serde(default, skip_serializing_if = "is_default")]
     pub backend: BackendChoice,
-    /// The settings of its starts, if it can be started again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spec: Option<Spec>,
     /// What a command in the sandbox has unless told otherwise: the environment, user and directory
     /// that the sandbox was made with, and the terminal of the first command. Without a program.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        with = "crate::spec::defaults"
-    )]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defaults: Option<Command>,
-    /// Its labels.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub labels: BTreeMap<String, String>,
     /// The ports of the host that lead to it while it runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<Publish>,
@@ -80,6 +56,23 @@ pub struct Record {
     pub machine: Option<ProcessId>,
     /// Its status.
     pub status: Status,
+}
+
+impl Serialize for Record {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let value = Self::serialize(self, serde_json::value::Serializer);
+        let mut value = value.map_err(serde::ser::Error::custom)?;
+        layout::put_beside(&mut value);
+        value.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Record {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let mut value = Value::deserialize(from)?;
+        layout::put_inside(&mut value);
+        Self::deserialize(value).map_err(serde::de::Error::custom)
+    }
 }
 
 /// Returns whether a setting has its default, and so is left out of the record.
@@ -147,7 +140,7 @@ impl Record {
     /// # Errors
     /// [`Error::NotKept`], [`Error::InFolder`] or [`Error::InPlace`] if it has no such disk.
     pub(crate) fn disk_size(&self) -> Result<u64, Error> {
-        match (&self.upper, self.base.disk()) {
+        match (&self.spec.upper, self.base.disk()) {
             (Upper::Disk { size }, _) => Ok(*size),
             (Upper::Folder { path }, _) => Err(Error::InFolder {
                 name: self.name.clone(),
@@ -173,12 +166,22 @@ impl Record {
     /// Returns whether the sandbox can be started: for the first time, or again with the changes
     /// that it has kept.
     pub(crate) fn can_start(&self) -> bool {
-        self.status == Status::Created || self.upper.is_kept()
+        self.status == Status::Created || self.spec.upper.is_kept()
+    }
+
+    /// Returns whether it can be started, and has a first command.
+    pub fn can_restart(&self) -> bool {
+        self.can_start() && self.spec.command.is_some()
+    }
+
+    /// Returns the number of its virtual processors.
+    pub fn cpus(&self) -> u8 {
+        self.spec.machine.cpus.unwrap_or(1)
     }
 
     /// Returns the names of the volumes that it uses.
     pub(crate) fn volumes(&self) -> impl Iterator<Item = &str> {
-        let mounts = self.setup.mounts.iter();
+        let mounts = self.spec.setup.mounts.iter();
         mounts.filter_map(|mount| match &mount.source {
             MountSource::Volume(volume) => Some(volume.name.as_str()),
             MountSource::Tmpfs(_) | MountSource::Image(_) | MountSource::Bind(_) => None,
@@ -187,7 +190,7 @@ impl Record {
 
     /// Returns the names of the volumes that are removed with it.
     pub(crate) fn own_volumes(&self) -> impl Iterator<Item = &str> {
-        let mounts = self.setup.mounts.iter();
+        let mounts = self.spec.setup.mounts.iter();
         mounts.filter_map(|mount| match &mount.source {
             MountSource::Volume(volume) if volume.anonymous => Some(volume.name.as_str()),
             _ => None,

@@ -33,7 +33,7 @@ pub(super) fn write(directory: &Path, record: &Record) -> Result<(), Error> {
         let (current, spare) = (directory.join(STATE), directory.join(SPARE));
         let file = fill(&spare, &text)?;
         let matters = matches!(record.status, Status::Created | Status::Exited { .. })
-            || record.upper.is_kept();
+            || record.spec.upper.is_kept();
         let durable = matters && !record.auto_remove;
         if durable {
             file.sync_all()?;

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use micabox_share::{Process, Settings, Transport};
 use serde::{Deserialize, Serialize};
 
-use super::{Change, Upper, copy, disk, folder, read_changes};
+use micabox_spec::Upper;
+
+use super::{Change, copy, disk, folder, read_changes};
 use crate::flush::flush;
 use crate::freeze::{Frozen, Problem, freeze};
 use crate::held::Held;
@@ -208,7 +210,7 @@ impl SandboxRef {
     /// its root disk; [`Error::Disk`]; [`Error::UpperFolder`], [`Error::UpperInUse`].
     pub fn frozen_disk(&self) -> Result<FrozenDisk, Error> {
         let Found { record, path } = self.directory().find(self.id())?;
-        if let Upper::Folder { path } = &record.upper {
+        if let Upper::Folder { path } = &record.spec.upper {
             return self.frozen_folder(path.as_ref(), &record.base);
         }
         record.disk_size()?;

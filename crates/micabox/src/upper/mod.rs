@@ -11,7 +11,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use micabox_ext4::mkfs::{Journal, Options, mkfs};
-use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::sandbox::now;
@@ -37,37 +36,6 @@ pub(crate) const SERIAL: &str = "upper";
 
 /// Serial number of the layer of patches.
 pub(crate) const PATCHES_SERIAL: &str = "patches";
-
-/// Where a sandbox's changes go.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Upper {
-    /// Into its memory, lost when it ends.
-    #[default]
-    Tmpfs,
-    /// Onto a disk of its own, kept until the sandbox is removed. It can be larger than memory, and
-    /// is used again by the next start.
-    Disk {
-        /// The disk's size in bytes.
-        size: u64,
-    },
-    /// Into a folder of the host, in overlayfs's terms: the layer is its directory `upper`. It is made
-    /// if its parent exists, may have nothing else in it, and is never removed. One sandbox uses it at
-    /// a time, and the next start of the sandbox uses it again.
-    Folder {
-        /// The absolute path.
-        path: String,
-    },
-    /// Into the root disk itself.
-    InPlace,
-}
-
-impl Upper {
-    /// Returns whether the changes are kept when the sandbox ends.
-    pub fn is_kept(&self) -> bool {
-        !matches!(self, Self::Tmpfs)
-    }
-}
 
 /// Returns the path of the disk in a sandbox's directory.
 pub(crate) fn disk(directory: &Path) -> PathBuf {

@@ -77,7 +77,7 @@ impl Sandboxes {
     /// Makes the error about a volume whose lock another process holds.
     pub(super) fn volume_busy(&self, name: &str, wish: VolumeWish) -> Error {
         let user = |record: crate::Record| {
-            let volumes = record.setup.volumes();
+            let volumes = record.spec.setup.volumes();
             let used = volumes.iter().find(|used| used.source.name == name)?;
             Some(if used.read_only {
                 VolumeUser::Reader(record.name.clone())

@@ -8,7 +8,6 @@
 
 pub mod fuzzing;
 mod message;
-mod name;
 mod question;
 mod resolvers;
 
@@ -19,7 +18,7 @@ use crate::io::Io;
 use crate::packet::send_udp;
 use crate::poll::Id;
 use message::{Code, Query, refuse_malformed};
-pub(crate) use name::Name;
+use micabox_spec::network::Name;
 use question::{Question, Step};
 pub(crate) use resolvers::{PORT, Resolvers};
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use crate::dns::Name;
+use micabox_spec::network::Name;
 
 /// Maximum number of answers kept; the one that expires first makes room.
 const MAX_ANSWERS: usize = 4096;

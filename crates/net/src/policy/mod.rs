@@ -9,19 +9,13 @@
 
 mod learned;
 mod own;
-mod rule;
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-pub(crate) use own::OwnAddresses;
-pub use rule::{Rule, RuleError};
-
-use serde::{Deserialize, Serialize};
-
-use crate::dns::Name;
 use learned::Learned;
-use rule::Block;
+use micabox_spec::network::{Block, Name, Rule, Rules, Target};
+pub(crate) use own::OwnAddresses;
 
 /// Blocks that only an allow rule for a block within them opens: where the host talks to itself,
 /// and where clouds serve credentials to every process on the machine. Each of the host's own
@@ -50,33 +44,19 @@ const NEIGHBOURS: [Block; 4] = [
     Block::new(192, 168, 0, 0, 16),
 ];
 
-/// What may be reached.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Rules {
-    /// If there are any, nothing else.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub allow: Vec<Rule>,
-    /// What may not be reached even if it is allowed.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub deny: Vec<Rule>,
-}
-
-impl Rule {
-    /// Whether this, as an allow rule, opens what no sandbox reaches otherwise: addresses by which the host talks to
-    /// itself, those where clouds serve credentials, and one of the host's own now.
-    pub fn opens_what_is_closed(&self) -> bool {
-        let rule::Target::Block(block) = self.target else {
-            // The addresses of a name stay closed.
-            return false;
-        };
-        let is_within = |private: &Block| self.is_within(*private);
-        PRIVATE.iter().any(is_within)
-            || block.single().is_some_and(|address| {
-                // What can't be asked for is taken for the host's.
-                OwnAddresses::new().map_or(true, |own| own.contains(address))
-            })
-    }
+/// Whether this, as an allow rule, opens what no sandbox reaches otherwise: addresses by which the host talks to
+/// itself, those where clouds serve credentials, and one of the host's own now.
+pub fn opens_what_is_closed(rule: &Rule) -> bool {
+    let Target::Block(block) = rule.target() else {
+        // The addresses of a name stay closed.
+        return false;
+    };
+    let is_within = |private: &Block| rule.is_within(*private);
+    PRIVATE.iter().any(is_within)
+        || block.single().is_some_and(|address| {
+            // What can't be asked for is taken for the host's.
+            OwnAddresses::new().map_or(true, |own| own.contains(address))
+        })
 }
 
 /// The rules, and the addresses that names last resolved to.
@@ -134,7 +114,7 @@ impl Policy {
     /// Whether the sandbox may resolve this name. A query also sends data: the domain's name
     /// servers read it.
     pub(crate) fn allows_name(&self, name: &Name) -> bool {
-        let denied = |rule: &Rule| rule.port.is_none() && rule.covers_name(name);
+        let denied = |rule: &Rule| rule.port().is_none() && rule.covers_name(name);
         let covers = |rule: &Rule| rule.covers_name(name);
         self.all().all(|rules| {
             !rules.deny.iter().any(denied)
@@ -144,7 +124,7 @@ impl Policy {
 
     /// Whether all names may be resolved.
     pub(crate) fn is_open(&self) -> bool {
-        let is_name = |rule: &Rule| matches!(rule.target, rule::Target::Domain { .. });
+        let is_name = |rule: &Rule| matches!(rule.target(), Target::Domain { .. });
         self.all()
             .all(|rules| rules.allow.is_empty() && !rules.deny.iter().any(is_name))
     }
@@ -358,7 +338,7 @@ mod tests {
             ("203.0.113.7", false),
         ] {
             let rule: Rule = rule.parse().unwrap();
-            assert_eq!(rule.opens_what_is_closed(), opens, "{rule:?}");
+            assert_eq!(opens_what_is_closed(&rule), opens, "{rule:?}");
         }
     }
 

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use micabox_net::{Config, Rate};
+use micabox_net::Config;
+use micabox_spec::network::Rate;
 use micabox_testing::network::outside;
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
 

@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+mod command;
 pub mod frame;
 pub mod message;
 mod text;

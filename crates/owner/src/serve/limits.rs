@@ -1,6 +1,7 @@
 //! Changes what limits a sandbox while it runs.
 
-use micabox_vmm::{DiskRate, Error};
+use micabox_spec::DiskRate;
+use micabox_vmm::Error;
 use micabox_wire::ToGuest;
 
 use super::Owner;

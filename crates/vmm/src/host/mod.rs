@@ -22,6 +22,7 @@ use micabox_jail::{
     CAP_DAC_READ_SEARCH, CAP_MKNOD, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Quota, plain_arguments,
     program,
 };
+use micabox_spec::DiskRate;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::mount::{FsOpenFlags, fsopen};
@@ -211,7 +212,7 @@ impl Backend for Host {
         let channels = Channels::new()?;
         let (description, files) = describe(config, channels.descriptors().agent)?;
         // Unlike a machine, it has no thread beside its processors.
-        let whole_time = u64::from(config.cpus) * 1000;
+        let whole_time = u64::from(config.cpus()) * 1000;
         let launch = Launch {
             program: program(worker::KIND).map_err(|source| Error::Spawn {
                 path: "mica".into(),
@@ -238,17 +239,17 @@ impl Backend for Host {
             monitored: false,
             failure: |code, message| Exit::Failed { code, message },
             quota: Quota {
-                memory: config.memory().saturating_add(OWN_MEMORY),
-                processor_time: config.cpu_quota.map_or(whole_time, u64::from),
+                memory: config.ram().saturating_add(OWN_MEMORY),
+                processor_time: config.machine.cpu_quota.map_or(whole_time, u64::from),
                 tasks: config
                     .max_processes
-                    .unwrap_or(u64::from(config.memory_mib) * TASKS_PER_MIB)
+                    .unwrap_or(u64::from(config.machine.memory_mib) * TASKS_PER_MIB)
                     .saturating_add(OWN_TASKS)
                     .min(MOST_TASKS),
             },
             whole_time,
             is_container: true,
-            require_limits: config.require_limits,
+            require_limits: config.machine.require_limits,
             claim: None,
             attached: None,
         };
@@ -289,7 +290,7 @@ pub fn network() -> Result<(), Lack> {
 
 /// Refuses what needs a kernel of the sandbox's own.
 fn check(config: &MachineConfig) -> Result<(), Error> {
-    let limits_disks = config.disk_rate != crate::DiskRate::default();
+    let limits_disks = config.machine.disk_rate != DiskRate::default();
     let lacking = [
         (
             !config.pmem.is_empty(),
@@ -304,7 +305,7 @@ fn check(config: &MachineConfig) -> Result<(), Error> {
         (config.vsock.is_some(), "has no vsock"),
         (!config.shares.is_empty(), "shares no folders (-v)"),
         (
-            config.nested_virtualization,
+            config.machine.nested_virtualization,
             "has no processors that could be virtualised (--nested-virtualization)",
         ),
         (
@@ -372,7 +373,7 @@ mod tests {
     use std::io::ErrorKind;
 
     use super::*;
-    use crate::{Disk, DiskRate, MachineFile};
+    use crate::{Disk, MachineFile};
 
     #[test]
     fn what_a_container_lacks_is_told_from_what_a_kernel_lacks() {
@@ -401,13 +402,12 @@ mod tests {
                 kernel: file(),
                 initrd: file(),
             },
-            memory_mib: 256,
-            cpus: 1,
-            cpu_quota: None,
-            nested_virtualization: false,
-            require_limits: false,
+            machine: micabox_spec::Machine {
+                memory_mib: 256,
+                cpus: Some(1),
+                ..micabox_spec::Machine::default()
+            },
             pmem: Vec::new(),
-            disk_rate: DiskRate::default(),
             disks: Vec::new(),
             trees: Vec::new(),
             network: None,
@@ -420,14 +420,14 @@ mod tests {
         check(&good).unwrap();
         for (spoil, word) in [
             (
-                (|config| config.nested_virtualization = true) as fn(&mut MachineConfig),
+                (|config| config.machine.nested_virtualization = true) as fn(&mut MachineConfig),
                 "virtualised",
             ),
             (
                 |config| config.vsock = Some(crate::Sockets::Nowhere),
                 "vsock",
             ),
-            (|config| config.disk_rate.read = Some(1), "rate"),
+            (|config| config.machine.disk_rate.read = Some(1), "rate"),
             (
                 |config| config.pmem = vec![crate::PmemRegion { files: Vec::new() }],
                 "pmem",

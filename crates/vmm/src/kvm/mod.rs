@@ -200,13 +200,13 @@ impl Backend for Kvm {
             files,
             failure: ending::exit,
             quota: Quota {
-                memory: config.memory().saturating_add(OWN_MEMORY),
-                processor_time: processor_time(config.cpus, config.cpu_quota),
-                tasks: u64::from(config.cpus) + config.disks.len() as u64 + OWN_TASKS,
+                memory: config.ram().saturating_add(OWN_MEMORY),
+                processor_time: config.processor_time(),
+                tasks: u64::from(config.cpus()) + config.disks.len() as u64 + OWN_TASKS,
             },
-            whole_time: processor_time(config.cpus, None),
+            whole_time: processor_time(config.cpus(), None),
             is_container: false,
-            require_limits: config.require_limits,
+            require_limits: config.machine.require_limits,
             claim,
             attached: Some(Box::new((vsock, config.servers()))),
         };

@@ -9,20 +9,18 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use micabox_spec::Machine;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
 use super::vsock::Inside;
 use crate::process::{Descriptors, SharedDescriptor};
-use crate::{Begin, Disk, DiskRate, Error, FileRef, MachineConfig, MachineFile, PmemRegion};
+use crate::{Begin, Disk, Error, FileRef, MachineConfig, MachineFile, PmemRegion};
 
 /// A machine for a worker to run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct WorkerSpec {
-    pub(super) memory_mib: u32,
-    pub(super) cpus: u8,
-    /// Whether the guest may run virtual machines.
-    pub(super) is_host: bool,
+    pub(super) machine: Machine,
     pub(super) kvm: RawFd,
     pub(super) start: Start,
     pub(super) agent: RawFd,
@@ -30,7 +28,6 @@ pub(super) struct WorkerSpec {
     pub(super) control: RawFd,
     pub(super) regions: Vec<PmemRegion<FileRef>>,
     pub(super) disks: Vec<Disk<FileRef>>,
-    pub(super) disk_rate: DiskRate,
     pub(super) network: Option<SharedLink>,
     pub(super) vsock: Option<SharedVsock>,
     pub(super) shares: Vec<SharedFolder>,
@@ -101,14 +98,14 @@ impl WorkerSpec {
         let disks = disks.map(|disk| disk.try_map(|file| inherited.file(&file)));
         let disks = disks.collect::<Result<_, Error>>()?;
         let network = config.network.as_ref().map(|interface| {
-            Ok(SharedLink {
+            Ok::<_, Error>(SharedLink {
                 descriptor: inherited.add(Arc::clone(&interface.link) as _)?,
                 address: interface.address,
                 mtu: interface.mtu,
             })
         });
         let vsock = vsock.map(|inside| {
-            Ok(SharedVsock {
+            Ok::<_, Error>(SharedVsock {
                 listener: inherited.add(Arc::new(inside.listener))?,
                 owner: inherited.add(Arc::new(inside.owner))?,
             })
@@ -121,9 +118,10 @@ impl WorkerSpec {
         });
         let shares = shares.collect::<Result<_, Error>>()?;
         let worker_spec = Self {
-            memory_mib: config.memory_mib,
-            cpus: config.cpus,
-            is_host: config.nested_virtualization,
+            machine: Machine {
+                cpus: Some(config.cpus()),
+                ..config.machine
+            },
             kvm,
             start,
             agent: channels.agent,
@@ -131,7 +129,6 @@ impl WorkerSpec {
             control: channels.control,
             regions,
             disks,
-            disk_rate: config.disk_rate,
             network: network.transpose()?,
             vsock: vsock.transpose()?,
             shares,

@@ -10,10 +10,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use micabox_spec::DiskRate;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::snapshot::DELTA_HEAD;
-use crate::{DiskRate, Error, Snapshot};
+use crate::{Error, Snapshot};
 
 /// Timeout of an answer: far longer than writing a machine's memory takes, or a flush of its disks.
 const PATIENCE: Duration = Duration::from_secs(600);

@@ -19,11 +19,12 @@ use std::time::{Duration, Instant};
 use micabox_jail::{
     Cgroup, Child, Confinement, Freezer, GroupMemory, ProcessorTime, Program, Tail,
 };
+use micabox_spec::DiskRate;
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::backend::{Exit, Machine, Memory};
 use crate::console::panic_message;
-use crate::{DiskRate, Error, Snapshot};
+use crate::{Error, Snapshot};
 use control::Control;
 pub(crate) use control::{Answer, Request, receive_rate};
 pub(crate) use launch::{Channels, Descriptors, Launch, SharedDescriptor};

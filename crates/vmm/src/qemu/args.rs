@@ -53,12 +53,12 @@ pub(super) fn build(
             what: "has no sockets between guest and host (--vsock) as the kvm backend does".into(),
         });
     }
-    if matches!(processor, Processor::Emulated { .. }) && config.cpus > MOST_EMULATED {
+    if matches!(processor, Processor::Emulated { .. }) && config.cpus() > MOST_EMULATED {
         return Err(Error::Unsupported {
             backend: "QEMU",
             what: format!(
                 "emulates at most {MOST_EMULATED} processors, not {}: give fewer with --cpus, or use KVM",
-                config.cpus
+                config.cpus()
             ),
         });
     }
@@ -96,7 +96,7 @@ pub(super) fn build(
         }
     }
     // One socket each: the firmware's MP table has only the first processor of a socket.
-    let cpus = config.cpus;
+    let cpus = config.cpus();
     options.pair(
         "-smp",
         &format!("cpus={cpus},sockets={cpus},cores=1,threads=1"),
@@ -128,14 +128,23 @@ pub(super) fn build(
         options.pair("-add-fd", &format!("fd={number},set={number}"));
     }
     for (index, (disk, number)) in config.disks.iter().zip(&files.disks).enumerate() {
-        devices::block(&mut options, index, disk, &config.disk_rate, *number)?;
+        devices::block(
+            &mut options,
+            index,
+            disk,
+            &config.machine.disk_rate,
+            *number,
+        )?;
     }
     Ok(options.into_words())
 }
 
 /// Returns a processor model, with virtualisation only if the configuration has it.
 fn cpu(model: &str, config: &MachineConfig) -> String {
-    match (config.nested_virtualization, cfg!(target_arch = "x86_64")) {
+    match (
+        config.machine.nested_virtualization,
+        cfg!(target_arch = "x86_64"),
+    ) {
         (false, true) => format!("{model},vmx=off,svm=off,pmu=off"),
         _ => model.to_owned(),
     }
@@ -143,14 +152,14 @@ fn cpu(model: &str, config: &MachineConfig) -> String {
 
 /// Returns the size of RAM, and of the address space for the pmem regions above it.
 fn memory(config: &MachineConfig) -> String {
-    let mut text = format!("size={}M", config.memory_mib);
+    let mut text = format!("size={}M", config.machine.memory_mib);
     if !config.pmem.is_empty() {
         // Every region begins at a multiple of its alignment.
         let above = config.pmem.iter().fold(0_u64, |sum, region| {
             sum.saturating_add(region.size())
                 .saturating_add(PMEM_ALIGNMENT)
         });
-        let max_mib = u64::from(config.memory_mib).saturating_add((above >> 20) + 1);
+        let max_mib = u64::from(config.machine.memory_mib).saturating_add((above >> 20) + 1);
         text.push_str(&format!(",maxmem={max_mib}M"));
     }
     text
@@ -164,7 +173,7 @@ fn command_line(config: &MachineConfig, processor: Processor) -> String {
         // An emulated kernel is slowest at calibrating clocks, patching its own code and
         // interpreting ACPI.
         words.push("no_timer_check");
-        if config.cpus == 1 {
+        if config.cpus() == 1 {
             words.extend(["noreplace-smp", "nolapic_timer"]);
         }
         // Without ACPI's timer the kernel could not measure the counter's frequency.
@@ -188,9 +197,7 @@ mod tests {
     use super::*;
     use crate::qemu::options::{OWN_DEVICES, values};
     use crate::qemu::pci::Functions;
-    use crate::{
-        Begin, Disk, DiskRate, FileRef, MachineFile, NetworkInterface, PmemRegion, Sockets,
-    };
+    use crate::{Begin, Disk, FileRef, MachineFile, NetworkInterface, PmemRegion, Sockets};
 
     fn emulated(tsc_khz: Option<u32>) -> Processor {
         Processor::Emulated {
@@ -221,13 +228,12 @@ mod tests {
                 kernel: file("/guest/vmlinux"),
                 initrd: file("/guest/a,b.cpio"),
             },
-            memory_mib: 512,
-            cpus: 2,
-            cpu_quota: None,
-            nested_virtualization: false,
-            require_limits: false,
+            machine: micabox_spec::Machine {
+                memory_mib: 512,
+                cpus: Some(2),
+                ..micabox_spec::Machine::default()
+            },
             pmem: Vec::new(),
-            disk_rate: DiskRate::default(),
             disks: Vec::new(),
             trees: Vec::new(),
             network: None,
@@ -305,10 +311,8 @@ mod tests {
         let kvm = words(&config(), Processor::Host);
         assert_eq!(values(&kvm, "-accel"), ["kvm"]);
         assert_eq!(values(&kvm, "-cpu"), ["host,vmx=off,svm=off,pmu=off"]);
-        let host = MachineConfig {
-            nested_virtualization: true,
-            ..config()
-        };
+        let mut host = config();
+        host.machine.nested_virtualization = true;
         assert_eq!(values(&words(&host, Processor::Host), "-cpu"), ["host"]);
         let slow = emulated(None);
         let threads = words(&config(), slow);
@@ -324,7 +328,8 @@ mod tests {
     #[test]
     fn more_processors_than_can_be_emulated_are_refused() {
         let build = |cpus, processor| {
-            let config = MachineConfig { cpus, ..config() };
+            let mut config = config();
+            config.machine.cpus = Some(cpus);
             build(&config, processor, FDS, &files(&config)).map(drop)
         };
         let slow = emulated(None);
@@ -340,7 +345,8 @@ mod tests {
     #[test]
     fn an_emulated_kernel_is_spared_what_it_is_slow_at() {
         let kernel = |cpus, processor| {
-            let config = MachineConfig { cpus, ..config() };
+            let mut config = config();
+            config.machine.cpus = Some(cpus);
             let arguments = words(&config, processor);
             let words = values(&arguments, "-append")[0].split(' ');
             words.map(str::to_owned).collect::<Vec<_>>()

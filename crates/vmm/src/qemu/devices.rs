@@ -3,11 +3,12 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 
+use micabox_spec::DiskRate;
 use serde_json::{Value, json};
 
 use super::files::shared_path;
 use super::options::{Options, SHARE};
-use crate::{AGENT_PORT, Disk, DiskRate, Error, NetworkInterface, PmemRegion, Share};
+use crate::{AGENT_PORT, Disk, Error, NetworkInterface, PmemRegion, Share};
 
 /// Entries of the queue of a shared folder: a request of 1 MiB is 260 buffers.
 const SHARE_QUEUE: u16 = 1024;

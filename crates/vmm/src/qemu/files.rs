@@ -123,7 +123,7 @@ pub(super) fn shared_path(number: RawFd) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Disk, DiskRate, PmemRegion};
+    use crate::{Disk, PmemRegion};
 
     fn file() -> MachineFile {
         let file = tempfile::tempfile().unwrap();
@@ -141,18 +141,17 @@ mod tests {
                 kernel: file(),
                 initrd: file(),
             },
-            memory_mib: 1,
-            cpus: 1,
-            cpu_quota: None,
-            nested_virtualization: false,
-            require_limits: false,
+            machine: micabox_spec::Machine {
+                memory_mib: 1,
+                cpus: Some(1),
+                ..micabox_spec::Machine::default()
+            },
             pmem: vec![
                 PmemRegion {
                     files: vec![part.clone()]
                 };
                 2
             ],
-            disk_rate: DiskRate::default(),
             trees: Vec::new(),
             disks: vec![Disk {
                 files: vec![file(), part.clone(), part.clone()],

@@ -127,7 +127,7 @@ impl Backend for Qemu {
             (Acceleration::Kvm | Acceleration::Native, _) => args::Processor::Host,
             (Acceleration::Emulated { .. }, counter) => args::Processor::Emulated {
                 tsc_khz: counter.and_then(|counter| counter.frequency_khz()),
-                one_thread: config.cpus > 1 && binary::mixes_up_patches(&self.program),
+                one_thread: config.cpus() > 1 && binary::mixes_up_patches(&self.program),
             },
         };
         let channels = Channels::new()?;
@@ -171,13 +171,13 @@ impl Backend for Qemu {
             monitored: true,
             failure: |code, message| Exit::Failed { code, message },
             quota: Quota {
-                memory: config.memory().saturating_add(OWN_MEMORY),
-                processor_time: processor_time(config.cpus, config.cpu_quota),
-                tasks: u64::from(config.cpus) + OWN_TASKS,
+                memory: config.ram().saturating_add(OWN_MEMORY),
+                processor_time: config.processor_time(),
+                tasks: u64::from(config.cpus()) + OWN_TASKS,
             },
-            whole_time: processor_time(config.cpus, None),
+            whole_time: processor_time(config.cpus(), None),
             is_container: false,
-            require_limits: config.require_limits,
+            require_limits: config.machine.require_limits,
             claim,
             attached: Some(Box::new(config.servers())),
         };

@@ -173,7 +173,10 @@ fn no_kernel() -> Result<(), Failed> {
 
 fn too_much_memory() -> Result<(), Failed> {
     let machine = start(&MachineConfig {
-        memory_mib: u32::MAX,
+        machine: micabox_spec::Machine {
+            memory_mib: u32::MAX,
+            ..config().machine
+        },
         ..config()
     })?;
     match end(&*machine)? {

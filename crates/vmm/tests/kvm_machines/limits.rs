@@ -46,7 +46,10 @@ fn limited() -> Result<(), Failed> {
         return Ok(());
     };
     let machine = Kvm::probe()?.start(&MachineConfig {
-        cpus: 2,
+        machine: micabox_spec::Machine {
+            cpus: Some(2),
+            ..config().machine
+        },
         ..config()
     })?;
     greeting(&*machine)?;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use libtest_mimic::{Failed, Trial};
-use micabox_vmm::{Backend, Begin, DiskRate, Exit, Kvm, Machine, MachineConfig, MachineFile};
+use micabox_vmm::{Backend, Begin, Exit, Kvm, Machine, MachineConfig, MachineFile};
 
 /// Timeout far above the duration of a boot: only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -54,13 +54,12 @@ fn config() -> MachineConfig {
     MachineConfig {
         name: "test".into(),
         begin: boot(&guest("vmlinux"), &guest("initrd.cpio")),
-        memory_mib: 128,
-        cpus: 1,
-        cpu_quota: None,
-        nested_virtualization: false,
-        require_limits: false,
+        machine: micabox_spec::Machine {
+            memory_mib: 128,
+            cpus: Some(1),
+            ..micabox_spec::Machine::default()
+        },
         pmem: Vec::new(),
-        disk_rate: DiskRate::default(),
         disks: Vec::new(),
         trees: Vec::new(),
         network: None,
@@ -75,7 +74,10 @@ fn config() -> MachineConfig {
 fn boots(kernel: &str, cpus: u8) -> Result<(), Failed> {
     let machine = Kvm::probe()?.start(&MachineConfig {
         begin: boot(&guest(kernel), &guest("initrd.cpio")),
-        cpus,
+        machine: micabox_spec::Machine {
+            cpus: Some(cpus),
+            ..config().machine
+        },
         ..config()
     })?;
     greeting(&*machine)?;

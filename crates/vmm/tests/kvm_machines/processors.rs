@@ -39,7 +39,10 @@ fn start(nested_virtualization: bool) -> Result<(Box<dyn Machine>, [u32; 3]), Fa
     let file = kernel(&code());
     let machine = Kvm::probe()?.start(&MachineConfig {
         begin: boot(file.path(), &guest("initrd.cpio")),
-        nested_virtualization,
+        machine: micabox_spec::Machine {
+            nested_virtualization,
+            ..config().machine
+        },
         ..config()
     })?;
     let deadline = Instant::now() + PATIENCE;

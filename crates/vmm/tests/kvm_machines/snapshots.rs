@@ -353,7 +353,10 @@ fn kernel_goes_on() -> Result<(), Failed> {
 
 fn three_processors() -> Result<(), Failed> {
     let config = MachineConfig {
-        cpus: 3,
+        machine: micabox_spec::Machine {
+            cpus: Some(3),
+            ..config().machine
+        },
         ..config()
     };
     let original = booted(&config)?;
@@ -480,14 +483,20 @@ fn another_machine() -> Result<(), Failed> {
     for (other, what) in [
         (
             MachineConfig {
-                memory_mib: 256,
+                machine: micabox_spec::Machine {
+                    memory_mib: 256,
+                    ..config.machine
+                },
                 ..config.clone()
             },
             "memory",
         ),
         (
             MachineConfig {
-                cpus: 2,
+                machine: micabox_spec::Machine {
+                    cpus: Some(2),
+                    ..config.machine
+                },
                 ..config.clone()
             },
             "processors",

@@ -63,7 +63,10 @@ fn both_ways() -> Result<(), Failed> {
     );
     let machine = Kvm::probe()?.start(&MachineConfig {
         begin: boot(&super::guest("vmlinux"), &initrd),
-        memory_mib: 512,
+        machine: micabox_spec::Machine {
+            memory_mib: 512,
+            ..config().machine
+        },
         vsock: Some(Sockets::At(path.clone())),
         ..config()
     })?;
@@ -136,7 +139,10 @@ fn copies() -> Result<(), Failed> {
     );
     let config = MachineConfig {
         begin: boot(&super::guest("vmlinux"), &initrd),
-        memory_mib: 512,
+        machine: micabox_spec::Machine {
+            memory_mib: 512,
+            ..config().machine
+        },
         vsock: Some(Sockets::At(path("first"))),
         ..config()
     };

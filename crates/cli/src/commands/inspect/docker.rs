@@ -78,9 +78,14 @@ pub fn sandbox(record: &Record) -> Value {
         .flatten()
         .map(|(name, value)| format!("{}={}", text(name), text(value)))
         .collect();
-    let program = record.spec.as_ref().map(|spec| spec.command.argv.iter());
+    let program = record
+        .spec
+        .command
+        .as_ref()
+        .map(|command| command.argv.iter());
     let program: Vec<String> = program.into_iter().flatten().map(text).collect();
     let ports = ports(record);
+    let machine = &record.spec.machine;
     json!({
         "Id": record.id,
         "Name": format!("/{}", record.name),
@@ -92,22 +97,22 @@ pub fn sandbox(record: &Record) -> Value {
         "Driver": "erofs",
         "Platform": "linux",
         "RestartCount": 0,
-        "Mounts": mounts(&record.setup),
+        "Mounts": mounts(&record.spec.setup),
         "Config": {
             "Image": image,
             "User": command.map_or("", |command| command.user.as_str()),
             "Env": environment,
             "Cmd": program,
             "WorkingDir": command.map_or(String::new(), |command| text(&command.workdir)),
-            "Labels": record.labels,
+            "Labels": record.spec.labels,
             "Tty": command.is_some_and(|command| command.tty.is_some()),
             "OpenStdin": command.is_some_and(|command| command.stdin),
             "ExposedPorts": ports.keys().map(|port| (port.clone(), json!({}))).collect::<Map<_, _>>(),
         },
         "HostConfig": {
             "AutoRemove": record.auto_remove,
-            "Memory": u64::from(record.memory_mib) << 20,
-            "NanoCpus": u64::from(record.cpu_quota.unwrap_or(u32::from(record.cpus) * 1000)) * 1_000_000,
+            "Memory": u64::from(machine.memory_mib) << 20,
+            "NanoCpus": u64::from(machine.cpu_quota.unwrap_or(u32::from(record.cpus()) * 1000)) * 1_000_000,
             "PortBindings": ports,
             "Privileged": false,
             "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},

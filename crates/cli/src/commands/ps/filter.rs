@@ -201,6 +201,7 @@ impl Wanted {
             },
             Self::Id(start) => record.id.starts_with(start.as_str()),
             Self::Label(name, value) => record
+                .spec
                 .labels
                 .get(name)
                 .is_some_and(|has| value.as_ref().is_none_or(|value| has == value)),

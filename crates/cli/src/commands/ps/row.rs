@@ -48,13 +48,18 @@ impl Row for Ps<'_> {
             "Status" => status(&record.status),
             "Ports" => ports(record),
             "Size" => size(on_disk(&self.store.join("sandboxes").join(&record.id))),
-            "Labels" => labels(&record.labels),
+            "Labels" => labels(&record.spec.labels),
             _ => String::new(),
         }
     }
 
     fn label(&self, name: &str) -> String {
-        self.record.labels.get(name).cloned().unwrap_or_default()
+        self.record
+            .spec
+            .labels
+            .get(name)
+            .cloned()
+            .unwrap_or_default()
     }
 }
 

@@ -107,7 +107,7 @@ fn values(served: &Served, before: &Stats, after: &Stats, time: Duration) -> Opt
     let spent = after.processor_time.saturating_sub(before.processor_time);
     let share = Duration::from_micros(spent).as_secs_f64() / time.as_secs_f64() * 100.0;
     let seconds = now();
-    let disk = match &record.upper {
+    let disk = match &record.spec.upper {
         Upper::Disk { size } => *size,
         _ => 0,
     };
@@ -116,8 +116,8 @@ fn values(served: &Served, before: &Stats, after: &Stats, time: Duration) -> Opt
         json!({
             "timestamp": rfc3339(seconds),
             "timestampUnix": seconds,
-            "cpuCount": record.cpus,
-            "cpuUsedPct": share / f64::from(record.cpus.max(1)),
+            "cpuCount": record.cpus(),
+            "cpuUsedPct": share / f64::from(record.cpus().max(1)),
             "memUsed": own,
             "memTotal": served.memory_mib() << 20,
             "memCache": shared,

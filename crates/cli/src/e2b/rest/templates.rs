@@ -80,9 +80,14 @@ fn of_snapshot(server: &Server, name: &str, snapshot: &Snapshot) -> Value {
     let machine = snapshot.memory.as_ref();
     let options = &server.options;
     let mut view = view(&snapshot.name, name, snapshot.created, &snapshot.name);
-    view["cpuCount"] = machine.map_or(options.cpus, |machine| machine.cpus).into();
+    view["cpuCount"] = machine
+        .and_then(|machine| machine.spec.machine.cpus)
+        .unwrap_or(options.cpus)
+        .into();
     view["memoryMB"] = machine
-        .map_or(options.memory_mib, |machine| u64::from(machine.memory_mib))
+        .map_or(options.memory_mib, |machine| {
+            u64::from(machine.spec.machine.memory_mib)
+        })
         .into();
     view["diskSizeMB"] = (snapshot.size >> 20).into();
     view

@@ -47,7 +47,7 @@ fn with_millis(moment: Duration) -> String {
 pub fn listed(served: &Served) -> Map<String, Value> {
     let record = served.record();
     let until = deadline::shown(served).map(|until| rfc3339(until.as_secs()));
-    let disk = match &record.upper {
+    let disk = match &record.spec.upper {
         micabox::Upper::Disk { size } => size >> 20,
         _ => NO_DISK,
     };
@@ -58,7 +58,7 @@ pub fn listed(served: &Served) -> Map<String, Value> {
         "clientID": "local",
         "startedAt": with_millis(served.started()),
         "endAt": until.as_deref().unwrap_or(NEVER),
-        "cpuCount": record.cpus,
+        "cpuCount": record.cpus(),
         "memoryMB": served.memory_mib(),
         "diskSizeMB": disk,
         "state": if served.is_paused() { "paused" } else { "running" },

@@ -2,6 +2,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 
+use micabox::opens_what_is_closed;
 use micabox::{BindSource, Mount, MountSource, Upper};
 
 use super::machine::Backend;
@@ -68,7 +69,7 @@ impl SandboxArgs {
                 let opening = self
                     .net_allow
                     .iter()
-                    .find(|rule| rule.opens_what_is_closed());
+                    .find(|rule| opens_what_is_closed(rule));
                 opening.map_or(Taken::Nothing, |rule| Taken::Network(rule.to_string()))
             }
             // This machine asks it, wherever it is.

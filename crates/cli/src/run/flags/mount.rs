@@ -2,7 +2,7 @@
 
 use std::io;
 
-use micabox::{BindSource, Image, Mount, MountSource, Tmpfs};
+use micabox::{BindSource, Image, ImageName, Mount, MountSource, Tmpfs};
 
 use super::sandbox::SandboxArgs;
 use super::{boolean, bytes};
@@ -46,7 +46,9 @@ impl SandboxArgs {
                     reference,
                     subpath,
                 } => {
-                    let mount = Mount::image(&image(reference)?, target);
+                    let image = image(reference)?;
+                    let name = ImageName::new(image.reference.as_ref(), &image.manifest_digest);
+                    let mount = Mount::image(name, target);
                     mounts.push(mount.subpath(subpath));
                 }
             }
@@ -126,7 +128,7 @@ pub fn volume(text: &str) -> Result<MountFlag, String> {
 
 /// Makes a mount of a volume of the sandbox's own.
 fn anonymous(target: String) -> Result<Mount, String> {
-    Mount::anonymous_volume(target).map_err(|error| error.to_string())
+    micabox::anonymous_volume(target).map_err(|error| error.to_string())
 }
 
 fn no_copy(mount: &mut Mount) {

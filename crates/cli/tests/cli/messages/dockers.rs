@@ -37,7 +37,7 @@ fn defaults_of_dockers_that_are_spelled_out_are_as_if_not_given() {
 #[test]
 fn a_flag_without_an_effect_is_noticed_unless_all_is_to_be_quiet() {
     let home = Home::new();
-    let emulated = micabox_vmm::expect(micabox_vmm::BackendChoice::Auto).is_ok_and(|backend| {
+    let emulated = micabox_vmm::expect(micabox::BackendChoice::Auto).is_ok_and(|backend| {
         let acceleration = backend.acceleration();
         matches!(acceleration, micabox_vmm::Acceleration::Emulated { .. })
     });

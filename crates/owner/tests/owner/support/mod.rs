@@ -76,7 +76,7 @@ impl Machine for FakeMachine {
         Ok(())
     }
 
-    fn limit_disks(&self, _: &micabox_vmm::DiskRate) -> Result<(), micabox_vmm::Error> {
+    fn limit_disks(&self, _: &micabox_spec::DiskRate) -> Result<(), micabox_vmm::Error> {
         Err(micabox_vmm::Error::Paused)
     }
 

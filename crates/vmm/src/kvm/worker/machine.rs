@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
+use micabox_spec::DiskRate;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -38,7 +39,7 @@ use crate::kvm::virtio::rng::Rng;
 use crate::kvm::virtio::vsock::Vsock;
 use crate::kvm::worker_spec::{WorkerSpec, own, own_file};
 use crate::kvm::{INTERRUPTS, acpi, saved};
-use crate::{AGENT_PORT, Disk, DiskRate, FileRef, PmemRegion};
+use crate::{AGENT_PORT, Disk, FileRef, PmemRegion};
 
 /// Why a machine can't be built.
 #[derive(Debug, thiserror::Error)]
@@ -106,7 +107,9 @@ impl Machine {
         let vm = kvm_device.create_vm().map_err(kvm("creating a machine"))?;
         Controllers::create(&vm)?;
 
-        let ram_size = u64::from(spec.memory_mib) << 20;
+        let settings = spec.machine;
+        let cpus = settings.cpus.unwrap_or(1);
+        let ram_size = u64::from(settings.memory_mib) << 20;
         let mut begin = Begin::new(spec.start, ram_size)?;
         let mut memory = begin.memory(ram_size)?;
         let mut watched = watched_ram(&memory);
@@ -140,7 +143,7 @@ impl Machine {
         }
         let mut throttles = Vec::new();
         for disk in spec.disks {
-            let disk = open_disk(disk, &spec.disk_rate)?;
+            let disk = open_disk(disk, &settings.disk_rate)?;
             throttles.push(disk.throttle());
             devices.push(Box::new(disk));
         }
@@ -151,9 +154,9 @@ impl Machine {
             virtio,
         });
 
-        let features = features(&supported, spec.cpus, spec.is_host)?;
+        let features = features(&supported, cpus, settings.nested_virtualization)?;
         let interrupts = INTERRUPTS.take(bus.virtio.len()).collect::<Vec<_>>();
-        let tables = acpi::tables(spec.cpus, &interrupts);
+        let tables = acpi::tables(cpus, &interrupts);
         let vcpus = begin.processors(&vm, &features, &memory, ram_size, &tables, &bus)?;
         let model_registers = kvm_device
             .get_msr_index_list()
@@ -168,8 +171,8 @@ impl Machine {
                 bus: Arc::clone(&bus),
                 throttles,
                 pages,
-                memory_mib: spec.memory_mib,
-                is_host: spec.is_host,
+                memory_mib: settings.memory_mib,
+                is_host: settings.nested_virtualization,
                 features: features
                     .first()
                     .map_or(Vec::new(), |first| first.as_slice().to_vec()),

@@ -9,10 +9,10 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use super::request::{HEADER, MOST_ERASED, MOST_RANGES, NoSpace, SECTOR, STATUS, serve};
 use super::storage::Storage;
 use super::throttle::Throttle;
-use crate::DiskRate;
 use crate::kvm::bus::lock;
 use crate::kvm::virtio::{Active, Device, Violation};
 use crate::process::{FULL, ROOM};
+use micabox_spec::DiskRate;
 
 const QUEUE_SIZE: u16 = 128;
 const QUEUE_SIZES: [u16; 1] = [QUEUE_SIZE];

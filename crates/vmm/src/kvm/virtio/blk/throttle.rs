@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use micabox_rate::Bucket;
 
-use crate::DiskRate;
+use micabox_spec::DiskRate;
 
 /// The buckets of a disk; those without a limit are missing.
 #[derive(Debug)]

@@ -1,6 +1,5 @@
 //! What a view of an image is to be without: paths, and words for those that programs rarely need.
 
-mod hide;
 mod words;
 
 use std::collections::BTreeSet;
@@ -8,11 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-pub use hide::Hidden;
-pub(crate) use hide::hide;
-
-use crate::printable;
-use micabox_oci::{Digest, Hasher};
+use crate::{Digest, Hasher, printable};
 
 /// Most patterns of one list, those that words stand for included.
 const PATTERNS_MAX: usize = 1000;
@@ -31,11 +26,11 @@ const PATTERN_MAX: usize = 4095;
 /// Four words stand for patterns: `docs`, `locales`, `man` and `caches`.
 ///
 /// ```
-/// # use micabox_image::Trim;
+/// # use micabox_oci::Trim;
 /// let trim: Trim = "docs,locales,!/usr/share/locale/de,/opt/*/examples".parse()?;
 /// assert!(trim.patterns().any(|pattern| pattern == "/usr/share/doc/*"));
 /// assert!("docs,usr/src".parse::<Trim>().is_err());
-/// # Ok::<(), micabox_image::TrimError>(())
+/// # Ok::<(), micabox_oci::TrimError>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
@@ -86,6 +81,7 @@ impl Trim {
     }
 
     /// Returns whether nothing is to be hidden.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }
@@ -96,7 +92,8 @@ impl Trim {
     }
 
     /// Returns a digest of the patterns: equal lists have the same, in whatever words they were given.
-    pub(crate) fn digest(&self) -> Digest {
+    #[must_use]
+    pub fn digest(&self) -> Digest {
         let mut hasher = Hasher::new();
         for pattern in &self.patterns {
             // No pattern has a NUL, so the input is unambiguous.

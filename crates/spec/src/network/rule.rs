@@ -6,24 +6,25 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dns::Name;
+use super::Name;
 
 /// A set of destinations. Serialized as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Rule {
-    pub(super) target: Target,
+    target: Target,
     /// None for every port.
-    pub(super) port: Option<u16>,
+    port: Option<u16>,
 }
 
 /// The addresses or names of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Target {
+pub enum Target {
     /// Addresses.
     Block(Block),
     /// The addresses that a name resolves to.
     Domain {
+        /// The name.
         name: Name,
         /// `*.name`: every name below it, without the name itself.
         below: bool,
@@ -32,30 +33,37 @@ pub(super) enum Target {
 
 /// Addresses with a common prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Block {
+pub struct Block {
     address: Ipv4Addr,
     /// The prefix's length, 0 to 32.
     bits: u8,
 }
 
 impl Block {
-    pub(super) const fn new(a: u8, b: u8, c: u8, d: u8, bits: u8) -> Self {
+    /// Makes the block of the addresses that begin as a.b.c.d does, for `bits` bits, 32 at most.
+    #[must_use]
+    pub const fn new(a: u8, b: u8, c: u8, d: u8, bits: u8) -> Self {
         Self {
             address: Ipv4Addr::new(a, b, c, d),
             bits,
         }
     }
 
-    pub(super) fn of(address: Ipv4Addr) -> Self {
+    /// Makes the block of one address.
+    #[must_use]
+    pub fn of(address: Ipv4Addr) -> Self {
         Self { address, bits: 32 }
     }
 
     /// Returns the address of a block that has one.
-    pub(super) fn single(self) -> Option<Ipv4Addr> {
+    #[must_use]
+    pub fn single(self) -> Option<Ipv4Addr> {
         (self.bits == 32).then_some(self.address)
     }
 
-    pub(super) fn contains(self, address: Ipv4Addr) -> bool {
+    /// Returns whether an address is in the block.
+    #[must_use]
+    pub fn contains(self, address: Ipv4Addr) -> bool {
         let difference = self.address.to_bits() ^ address.to_bits();
         difference
             .checked_shr(32_u32.saturating_sub(self.bits.into()))
@@ -65,24 +73,40 @@ impl Block {
 }
 
 impl Rule {
+    /// Returns the addresses or names.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Returns the port; None for every port.
+    #[must_use]
+    pub fn port(&self) -> Option<u16> {
+        self.port
+    }
+
     /// Whether the rule applies to this port.
-    pub(super) fn covers_port(&self, port: u16) -> bool {
+    #[must_use]
+    pub fn covers_port(&self, port: u16) -> bool {
         self.port.is_none_or(|own| own == port)
     }
 
     /// Whether the rule names this address by number.
-    pub(super) fn covers_address(&self, address: Ipv4Addr) -> bool {
+    #[must_use]
+    pub fn covers_address(&self, address: Ipv4Addr) -> bool {
         matches!(self.target, Target::Block(block) if block.contains(address))
     }
 
     /// Whether the rule names only addresses in `wide`.
-    pub(super) fn is_within(&self, wide: Block) -> bool {
+    #[must_use]
+    pub fn is_within(&self, wide: Block) -> bool {
         matches!(self.target, Target::Block(block)
             if block.bits >= wide.bits && wide.contains(block.address))
     }
 
     /// Whether the rule names this name.
-    pub(super) fn covers_name(&self, name: &Name) -> bool {
+    #[must_use]
+    pub fn covers_name(&self, name: &Name) -> bool {
         match &self.target {
             Target::Block(_) => false,
             Target::Domain { name: own, below } if *below => name.is_below(own),

@@ -6,13 +6,15 @@ use std::ops::Deref;
 /// A domain name in lower case, without the last dot: letters, digits, `-` and `_` in
 /// labels of 1 to 63 bytes, 253 bytes in all (RFC 1035, section 2.3.4).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Name(Box<str>);
+pub struct Name(Box<str>);
 
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
 
 impl Name {
-    pub(crate) fn from_text(text: &str) -> Option<Self> {
+    /// Reads a name, which may end in a dot; None for what is no such name.
+    #[must_use]
+    pub fn from_text(text: &str) -> Option<Self> {
         let text = text.strip_suffix('.').unwrap_or(text);
         let label_is_plain = |label: &str| {
             (1..=MAX_LABEL).contains(&label.len())
@@ -25,7 +27,8 @@ impl Name {
     }
 
     /// Whether this name is `other`'s with more labels in front.
-    pub(crate) fn is_below(&self, other: &Self) -> bool {
+    #[must_use]
+    pub fn is_below(&self, other: &Self) -> bool {
         self.0
             .strip_suffix(&*other.0)
             .is_some_and(|front| front.ends_with('.'))

@@ -3,7 +3,7 @@
 use micabox_erofs::{InodeId, Kind, Tree};
 use serde::{Deserialize, Serialize};
 
-use super::Trim;
+use micabox_oci::Trim;
 
 /// What a view lacks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -56,13 +56,14 @@ impl Publish {
     }
 
     /// Returns the addresses of the host that may be listened on, in the order in which they are tried.
-    pub(crate) fn hosts(&self) -> impl Iterator<Item = SocketAddr> {
+    pub fn hosts(&self) -> impl Iterator<Item = SocketAddr> {
         let ip = self.host.ip();
         (self.host.port()..=self.last).map(move |port| (ip, port).into())
     }
 
     /// Returns the same with the host's port that was free.
-    pub(crate) fn at(self, port: u16) -> Self {
+    #[must_use]
+    pub fn at(self, port: u16) -> Self {
         Self {
             host: (self.host.ip(), port).into(),
             last: port,

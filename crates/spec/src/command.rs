@@ -5,22 +5,29 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use micabox_owner::protocol::{ConfinementChange, Exec, Text};
 use micabox_wire::{Confinement, TtySize};
 use oci_spec::image::Config;
+use serde::{Deserialize, Serialize};
+
+use crate::os_text::{pairs, text, texts};
 
 /// A command to run in a sandbox.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
     /// Program and arguments. A program without a slash is looked for in PATH.
+    #[serde(with = "texts")]
     pub argv: Vec<OsString>,
     /// The environment. The agent adds PATH, HOSTNAME, HOME and, on a terminal, TERM if they are
     /// missing.
+    #[serde(with = "pairs")]
     pub env: Vec<(OsString, OsString)>,
     /// Working directory, absolute. Empty means `/`.
+    #[serde(with = "text")]
     pub workdir: OsString,
     /// Whether the working directory is made if it is missing, as `docker run` does; otherwise the command does
     /// not start then, as with `docker exec`.
+    // What commands did before they said it.
+    #[serde(default = "yes")]
     pub make_workdir: bool,
     /// `name`, `uid`, `name:group` and so on, resolved in the image. Empty means root.
     pub user: String,
@@ -30,6 +37,7 @@ pub struct Command {
     pub stdin: bool,
     /// What limits it. Commands that are started later in the sandbox have the same, and where theirs is
     /// the default it is the first one's.
+    #[serde(default)]
     pub confinement: Confinement,
 }
 
@@ -88,6 +96,10 @@ pub enum CommandError {
     TooLong,
 }
 
+fn yes() -> bool {
+    true
+}
+
 impl Command {
     /// Makes a command of `argv` with defaults for everything else.
     pub fn new<S: Into<OsString>>(argv: impl IntoIterator<Item = S>) -> Self {
@@ -139,7 +151,10 @@ impl Command {
 
     /// Makes the command that `docker exec` makes in a container: the environment, user, directory
     /// and limits of `first`, with which the container was made.
-    pub(crate) fn beside(first: &Self, overrides: &Overrides) -> Result<Self, CommandError> {
+    ///
+    /// # Errors
+    /// [`CommandError::RelativeWorkdir`].
+    pub fn beside(first: &Self, overrides: &Overrides) -> Result<Self, CommandError> {
         let mut env = Environment::of(&first.env);
         env.change(&overrides.env);
         let workdir = match &overrides.workdir {
@@ -159,7 +174,10 @@ impl Command {
     }
 
     /// Checks that the command is one that Linux can run.
-    fn check(&self) -> Result<(), CommandError> {
+    ///
+    /// # Errors
+    /// [`CommandError`].
+    pub fn check(&self) -> Result<(), CommandError> {
         let program = self.argv.first().ok_or(CommandError::Nothing)?;
         if program.is_empty() {
             return Err(CommandError::EmptyProgram);
@@ -177,46 +195,6 @@ impl Command {
             Some(word) => Err(CommandError::Nul(word.clone())),
             None => Ok(()),
         }
-    }
-}
-
-/// The request for a sandbox's owner, without streams. Fails if Linux can't run such a command.
-impl TryFrom<&Command> for Exec {
-    type Error = CommandError;
-
-    fn try_from(command: &Command) -> Result<Self, CommandError> {
-        command.check()?;
-        let text = |text: &OsString| Text(text.as_bytes().to_vec());
-        Ok(Self {
-            argv: command.argv.iter().map(text).collect(),
-            env: command
-                .env
-                .iter()
-                .map(|(name, value)| (text(name), text(value)))
-                .collect(),
-            workdir: text(&command.workdir),
-            make_workdir: command.make_workdir,
-            user: command.user.clone(),
-            confinement: change_to(&command.confinement),
-            tty: command.tty,
-            ..Self::default()
-        })
-    }
-}
-
-/// Returns what a command with this confinement has otherwise than its sandbox's: all that it names.
-fn change_to(confinement: &Confinement) -> ConfinementChange {
-    let Confinement {
-        capabilities,
-        ulimits,
-        groups,
-        // It is the sandbox's, for all of its commands.
-        no_new_privileges: _,
-    } = confinement.clone();
-    ConfinementChange {
-        capabilities,
-        ulimits: Some(ulimits).filter(|ulimits| !ulimits.is_empty()),
-        groups: Some(groups).filter(|groups| !groups.is_empty()),
     }
 }
 

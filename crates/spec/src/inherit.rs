@@ -1,0 +1,342 @@
+//! What a copy, a template and a pool have of a sandbox's settings. Another start of a sandbox has all of them.
+//!
+//! Each function names every setting, so that a new one is decided here before it compiles.
+
+use micabox_wire::Init;
+use serde::Serialize;
+
+use crate::{Command, DiskRate, Machine, Root, Setup, Spec, Transport, Upper};
+
+impl Spec {
+    /// Returns what is saved with the machine of a start: what a copy may need to know of it. `transport` and `root` are
+    /// those that the start has chosen, and `command` is the first one, or that of the sandbox that this one is a copy of.
+    #[must_use]
+    pub fn saved(&self, transport: Transport, root: Root, command: Option<Command>) -> Self {
+        Self {
+            transport,
+            root,
+            command,
+            // One sandbox has a port.
+            network: self.network.unpublished(),
+            // Who copies it decides.
+            labels: <_>::default(),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the settings with which a copy of the machine that was saved with these begins. All others are the copy's
+    /// own.
+    #[must_use]
+    pub fn copied(&self) -> Self {
+        let Self {
+            machine:
+                Machine {
+                    memory_mib,               // the same memory
+                    cpus,                     // the same processors
+                    cpu_quota,                // a limit of what runs
+                    disk_rate,                // a limit of what runs
+                    nested_virtualization: _, // such a machine is not saved
+                    require_limits,           // or else a copy would run without the limits
+                },
+            backend: _,      // what can restore it, or none
+            transport,       // the same devices
+            root,            // the same mounts
+            upper,           // the same disk
+            setup,           // mounted already
+            init,            // runs already
+            command: _,      // reattached if that is asked for
+            hostname: _,     // names one sandbox
+            stop_signal,     // of the command that runs
+            network,         // the same device, and what was closed stays closed
+            vsock: _,        // leads to one sandbox
+            expiry: _,       // counts from a sandbox's own creation
+            boot_timeout: _, // nothing boots
+            cold: _,         // nothing boots
+            auto_remove: _,  // an option of each copy
+            labels: _,       // an option of each copy
+        } = self;
+        Self {
+            machine: Machine {
+                memory_mib: *memory_mib,
+                cpus: *cpus,
+                cpu_quota: *cpu_quota,
+                disk_rate: *disk_rate,
+                require_limits: *require_limits,
+                ..Machine::default()
+            },
+            transport: *transport,
+            root: *root,
+            upper: upper.clone(),
+            setup: setup.clone(),
+            init: *init,
+            stop_signal: *stop_signal,
+            network: network.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the settings of a sandbox whose machine is as this one's, and that has nothing else of it: its machine is
+    /// saved as the template of both.
+    #[must_use]
+    pub fn bare(&self) -> Self {
+        Self {
+            setup: Setup::default(),
+            network: self.network.unpublished(),
+            auto_remove: true,
+            ..self.clone()
+        }
+    }
+
+    /// Returns what makes the template of a machine with these settings another one. `cpus` is their number where none was
+    /// asked for, and `shares` the number of virtio-fs devices.
+    #[must_use]
+    pub fn in_template(&self, cpus: u8, shares: usize) -> impl Serialize + use<> {
+        let Self {
+            machine:
+                Machine {
+                    memory_mib,
+                    cpus: wanted,
+                    cpu_quota: _,             // limits a process, and not what is in it
+                    disk_rate: _,             // limits a process
+                    nested_virtualization: _, // such a machine has no template
+                    require_limits: _,        // limits a process
+                },
+            backend: _,   // the kernel and its devices are in the template's name
+            transport: _, // in its name, as the start has chosen it
+            root: _,
+            upper,
+            setup: _, // set up after the restore
+            init,
+            command: _,      // started after the restore
+            hostname: _,     // set after the restore
+            stop_signal: _,  // sent from outside
+            network,         // only whether there is a device
+            vsock,           // only whether there is a device
+            expiry: _,       // counts outside
+            boot_timeout: _, // nothing boots
+            cold: _,         // has no template
+            auto_remove: _,  // happens outside
+            labels: _,       // kept outside
+        } = self;
+        InTemplate {
+            cpus: wanted.unwrap_or(cpus),
+            init: *init,
+            memory: *memory_mib,
+            network: network.is_some(),
+            shares,
+            upper: upper.clone(),
+            vsock: vsock.is_some(),
+        }
+    }
+
+    /// Returns whether a machine that a pool has started before, from the template of these settings, can be given to the
+    /// sandbox: whether all that is not in the template can be set in a machine that runs.
+    #[must_use]
+    pub fn can_be_pooled(&self) -> bool {
+        let Self {
+            machine:
+                Machine {
+                    memory_mib: _, // in the template
+                    cpus: _,
+                    cpu_quota,                // its process is limited before
+                    disk_rate,                // its disks are limited before
+                    nested_virtualization: _, // has no template
+                    require_limits,           // the pool's machines need none
+                },
+            backend: _, // in the template
+            transport: _,
+            root: _,
+            upper, // a disk is attached before
+            setup, // a share's device is attached before
+            init: _,
+            command: _, // set in a machine that runs, as all below
+            hostname: _,
+            stop_signal: _,
+            network: _,
+            vsock, // its socket is made before
+            expiry: _,
+            boot_timeout: _,
+            cold: _, // has no template
+            auto_remove: _,
+            labels: _,
+        } = self;
+        *upper == Upper::Tmpfs
+            && vsock.is_none()
+            && !require_limits
+            && cpu_quota.is_none()
+            && *disk_rate == DiskRate::default()
+            && setup.shares() == 0
+    }
+}
+
+/// The settings of a template.
+#[derive(Serialize)]
+struct InTemplate {
+    cpus: u8,
+    init: Init,
+    memory: u32,
+    network: bool,
+    shares: usize,
+    upper: Upper,
+    vsock: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{BackendChoice, BindSource, Expiry, Mount, MountSource, Network, UserNetwork};
+
+    /// A specification with no setting as it is by default.
+    fn all_set() -> Spec {
+        Spec {
+            machine: Machine {
+                memory_mib: 77,
+                cpus: Some(3),
+                cpu_quota: Some(500),
+                disk_rate: DiskRate {
+                    operations: Some(9),
+                    ..DiskRate::default()
+                },
+                nested_virtualization: true,
+                require_limits: true,
+            },
+            backend: BackendChoice::Kvm,
+            transport: Transport::Blk,
+            root: Root::Stacked,
+            upper: Upper::Disk { size: 64 << 20 },
+            setup: Setup {
+                pids_limit: Some(50),
+                ..Setup::default()
+            },
+            init: Init::FirstExec,
+            command: Some(Command::new(["sleep", "9"])),
+            hostname: Some("web".into()),
+            stop_signal: Some(9),
+            network: Network::User(UserNetwork {
+                deny: vec!["10.0.0.0/8".parse().unwrap()],
+                publish: vec!["80:80".parse().unwrap()],
+                ..UserNetwork::default()
+            }),
+            vsock: Some("/run/box".into()),
+            expiry: Expiry {
+                max_life: Some(Duration::from_secs(9)),
+                ..Expiry::default()
+            },
+            boot_timeout: Some(Duration::from_secs(9)),
+            cold: true,
+            auto_remove: false,
+            labels: [("a".to_owned(), "b".to_owned())].into(),
+        }
+    }
+
+    #[test]
+    fn a_copy_has_the_settings_of_its_machine_and_not_those_of_one_sandbox() {
+        let original = all_set();
+        let saved = original.saved(Transport::Pmem, Root::Merged, original.command.clone());
+        // What a copy may need to know is saved, and what one sandbox has alone is not.
+        assert_eq!(saved.network, original.network.unpublished());
+        assert!(saved.network.published().is_empty() && saved.labels.is_empty());
+        assert_eq!(saved.command, original.command);
+        assert_eq!(saved.vsock, original.vsock);
+
+        let expected = Spec {
+            machine: Machine {
+                nested_virtualization: false,
+                ..original.machine
+            },
+            transport: Transport::Pmem,
+            root: Root::Merged,
+            upper: original.upper.clone(),
+            setup: original.setup.clone(),
+            init: original.init,
+            stop_signal: original.stop_signal,
+            network: original.network.unpublished(),
+            ..Spec::default()
+        };
+        assert_eq!(saved.copied(), expected);
+    }
+
+    #[test]
+    fn a_template_is_another_one_by_what_is_in_its_machine_and_by_nothing_else() {
+        let key = |spec: &Spec| serde_json::to_value(spec.in_template(2, 1)).unwrap();
+        let plain = key(&Spec::default());
+        assert_eq!(
+            plain,
+            serde_json::json!({
+                "cpus": 2, "init": "Reaper", "memory": 1024, "network": true, "shares": 1,
+                "upper": {"kind": "tmpfs"}, "vsock": false,
+            })
+        );
+        type Change = fn(&mut Spec, Spec);
+        let others: [Change; 6] = [
+            |spec, all| spec.machine.memory_mib = all.machine.memory_mib,
+            |spec, all| spec.machine.cpus = all.machine.cpus,
+            |spec, all| spec.upper = all.upper,
+            |spec, all| spec.init = all.init,
+            |spec, _| spec.network = Network::None,
+            |spec, all| spec.vsock = all.vsock,
+        ];
+        for change in others {
+            let mut spec = Spec::default();
+            change(&mut spec, all_set());
+            assert_ne!(key(&spec), plain);
+            assert_eq!(key(&spec.bare()), key(&spec));
+        }
+        let same: [Change; 11] = [
+            |spec, all| spec.machine.cpu_quota = all.machine.cpu_quota,
+            |spec, all| spec.machine.disk_rate = all.machine.disk_rate,
+            |spec, all| spec.machine.require_limits = all.machine.require_limits,
+            |spec, all| spec.setup = all.setup,
+            |spec, all| spec.command = all.command,
+            |spec, all| spec.hostname = all.hostname,
+            |spec, all| spec.stop_signal = all.stop_signal,
+            |spec, all| spec.network = all.network,
+            |spec, all| spec.expiry = all.expiry,
+            |spec, all| spec.boot_timeout = all.boot_timeout,
+            |spec, all| spec.labels = all.labels,
+        ];
+        for change in same {
+            let mut spec = Spec::default();
+            change(&mut spec, all_set());
+            assert_eq!(key(&spec), plain);
+        }
+    }
+
+    #[test]
+    fn a_machine_of_a_pool_is_given_to_whom_it_can_be_made_right() {
+        assert!(Spec::default().can_be_pooled());
+        type Change = fn(&mut Spec, Spec);
+        let too_late: [Change; 6] = [
+            |spec, all| spec.machine.cpu_quota = all.machine.cpu_quota,
+            |spec, all| spec.machine.disk_rate = all.machine.disk_rate,
+            |spec, all| spec.machine.require_limits = all.machine.require_limits,
+            |spec, all| spec.upper = all.upper,
+            |spec, all| spec.vsock = all.vsock,
+            |spec, _| {
+                spec.setup.mounts = vec![Mount {
+                    target: "/srv".into(),
+                    source: MountSource::Bind(BindSource {
+                        source: "/home".into(),
+                        cached: false,
+                        alone: false,
+                    }),
+                    read_only: true,
+                }];
+            },
+        ];
+        for change in too_late {
+            let mut spec = Spec::default();
+            change(&mut spec, all_set());
+            assert!(!spec.can_be_pooled());
+        }
+        let in_time = Spec {
+            machine: Machine::default(),
+            upper: Upper::default(),
+            vsock: None,
+            ..all_set()
+        };
+        assert!(in_time.can_be_pooled());
+    }
+}

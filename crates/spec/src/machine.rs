@@ -1,0 +1,120 @@
+//! The size and the limits of a machine, and what runs it.
+
+use serde::{Deserialize, Serialize};
+
+/// Default RAM for the sandbox's programs and files, MiB. Memory that a guest does not touch costs
+/// the host nothing.
+pub const DEFAULT_MEMORY_MIB: u32 = 1024;
+
+/// Most virtual processors of a machine.
+const MOST_CPUS: u8 = 64;
+
+/// Fewest MiB of a machine's memory.
+const LEAST_MEMORY: u32 = 64;
+
+/// Fewest thousandths of a processor that a machine's process may use.
+const LEAST_QUOTA: u32 = 10;
+
+/// The size and the limits of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Machine {
+    /// Guest RAM in MiB, at least 64.
+    pub memory_mib: u32,
+    /// Virtual processors, 1 to 64; None for as many as the backend gives by default.
+    pub cpus: Option<u8>,
+    /// Thousandths of a processor that the machine's process may use, where a control group can
+    /// limit it; at least 10. None for what its virtual processors and one more thread can use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_quota: Option<u32>,
+    /// What limits the traffic of each disk.
+    #[serde(skip_serializing_if = "DiskRate::is_unlimited")]
+    pub disk_rate: DiskRate,
+    /// Whether the guest may run virtual machines itself, and use performance counters. Both expose
+    /// large parts of the host's kernel to a guest that may be hostile. Such a machine can't be
+    /// saved.
+    pub nested_virtualization: bool,
+    /// Whether the machine must not start without a control group that limits its process.
+    pub require_limits: bool,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            memory_mib: DEFAULT_MEMORY_MIB,
+            cpus: None,
+            cpu_quota: None,
+            disk_rate: DiskRate::default(),
+            nested_virtualization: false,
+            require_limits: false,
+        }
+    }
+}
+
+/// A size that no machine can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// The number of virtual processors.
+    #[error("a machine has 1 to {MOST_CPUS} virtual processors")]
+    Cpus,
+    /// The processor time.
+    #[error("less than a hundredth of a processor")]
+    Quota,
+    /// The memory, in MiB.
+    #[error("{0} MiB of memory are not enough to boot; give at least {LEAST_MEMORY}")]
+    Memory(u32),
+}
+
+impl Machine {
+    /// Checks the size.
+    ///
+    /// # Errors
+    /// [`SizeError`].
+    pub fn check(&self) -> Result<(), SizeError> {
+        let range = 1..=MOST_CPUS;
+        if self.cpus.is_some_and(|cpus| !range.contains(&cpus)) {
+            return Err(SizeError::Cpus);
+        }
+        if self.cpu_quota.is_some_and(|quota| quota < LEAST_QUOTA) {
+            return Err(SizeError::Quota);
+        }
+        if self.memory_mib < LEAST_MEMORY {
+            return Err(SizeError::Memory(self.memory_mib));
+        }
+        Ok(())
+    }
+}
+
+/// Limits of the traffic between the guest and each of its disks. Requests beyond them wait. pmem is
+/// memory, and not limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskRate {
+    /// Bytes that are read in a second.
+    pub read: Option<u64>,
+    /// Bytes that are written in a second.
+    pub write: Option<u64>,
+    /// Requests of any kind in a second.
+    pub operations: Option<u64>,
+}
+
+impl DiskRate {
+    fn is_unlimited(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Which backend to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendChoice {
+    /// The best one here.
+    #[default]
+    Auto,
+    /// Our own on KVM, or an error with the reason.
+    Kvm,
+    /// QEMU, which emulates where KVM does not work.
+    Qemu,
+    /// No machine: a container on this machine's own kernel. Never the best one.
+    Host,
+}
