@@ -20,7 +20,6 @@ mod base;
 pub mod builder;
 mod cancel;
 mod commit;
-mod confinement;
 mod error;
 mod expiry;
 mod files;
@@ -54,7 +53,6 @@ mod resources;
 mod running;
 mod sandbox;
 mod share;
-mod signal;
 mod snapshot;
 mod stamp;
 mod state;
@@ -68,7 +66,6 @@ mod worker;
 pub use base::{Base, BaseName, DiskProblem, Format, OpenDisk, RootDisk};
 pub use builder::{Builder, OwnerLog, Restore};
 pub use cancel::Cancel;
-pub use confinement::{capability_set, ulimit_number};
 pub use error::{Error, ErrorKind, Source};
 pub use expiry::Expires;
 #[doc(hidden)]
@@ -86,7 +83,6 @@ pub use mounted::{
     MemoryRecord, MountOptions, MountRecord, MountedTree, Mounts, ServedBy, Tree, TreeKind,
     Unmounted,
 };
-pub use name::is_hostname;
 pub use own_process::{fork_processes, wait_for_processes};
 pub use patch::Patch;
 pub use plan::PlanError;
@@ -96,12 +92,11 @@ pub use processes::GuestProcess;
 pub use resources::Resources;
 pub use running::NotedCommand;
 pub use sandbox::{Ended, Event, Sandbox};
-pub use signal::signal_number;
 pub use snapshot::{EphemeralSnapshot, NewSnapshot, SavedMachine, Snapshot};
 pub use state::{ProcessId, Record, SandboxRef, Sandboxes, Status};
 pub use stop::{DEFAULT_GRACE, Stopped};
 pub use timings::Timings;
-pub use upper::{Change, ChangeKind, DEFAULT_DISK_SIZE, FrozenDisk};
+pub use upper::{Change, ChangeKind, FrozenDisk};
 pub use volume::{MIN_VOLUME_SIZE, Volume, VolumeUser, VolumeWish};
 #[doc(hidden)]
 pub use worker::worker_kinds;
@@ -121,10 +116,11 @@ pub use micabox_spec::network::{
     Network, Protocol, Publish, PublishError, Rate as NetRate, Rule, RuleError, Rules as NetRules,
     UserNetwork,
 };
+pub use micabox_spec::words;
 pub use micabox_spec::{
-    BackendChoice, BindSource, Command, CommandError, DEFAULT_MEMORY_MIB, DiskRate, EnvChange,
-    Expiry, ImageName, ImageSource, Machine as MachineSpec, Mount, MountError, MountSource,
-    Overrides, Root, Setup, SizeError, Spec, Transport, Upper, VolumeSource,
+    BackendChoice, BindSource, Command, CommandError, DEFAULT_DISK_SIZE, DEFAULT_MEMORY_MIB,
+    DiskRate, EnvChange, Expiry, ImageName, ImageSource, Machine as MachineSpec, Mount, MountError,
+    MountSource, Overrides, Root, Setup, SizeError, Spec, Transport, Upper, VolumeSource,
 };
 #[cfg(feature = "registry")]
 pub use micabox_transfer as transfer;

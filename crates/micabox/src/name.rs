@@ -47,19 +47,6 @@ const MINERALS: [&str; 32] = [
 /// Most characters of a name, as of a host name's label.
 const MAX_LENGTH: usize = 63;
 
-/// Returns whether this can be a sandbox's host name: up to 64 letters, digits, `-`, `_` and `.`, no part
-/// beginning or ending with `-`.
-pub fn is_hostname(text: &str) -> bool {
-    const MAX: usize = 64;
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-    let is_label = |label: &str| {
-        let is_edge = |byte: Option<&u8>| byte.is_some_and(|byte| *byte != b'-');
-        let bytes = label.as_bytes();
-        is_edge(bytes.first()) && is_edge(bytes.last()) && label.bytes().all(is_plain)
-    };
-    text.len() <= MAX && text.split('.').all(is_label)
-}
-
 /// Makes a name of random bytes; from the ninth attempt on, with a number that hardly collides.
 pub(crate) fn from_random(random: [u8; 4], attempt: usize) -> String {
     let [quality, mineral, high, low] = random;

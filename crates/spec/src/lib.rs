@@ -9,9 +9,11 @@ mod inherit;
 mod machine;
 mod mount;
 pub mod network;
+pub mod options;
 mod os_text;
 mod root;
 mod spec;
+pub mod words;
 
 pub use command::{Command, CommandError, EnvChange, Overrides};
 pub use expiry::Expiry;
@@ -21,5 +23,5 @@ pub use mount::{
     BindSource, ImageSource, Mount, MountError, MountSource, Setup, UsedVolume, VolumeSource,
 };
 pub use network::{Network, UserNetwork};
-pub use root::{Root, Transport, Upper};
+pub use root::{DEFAULT_DISK_SIZE, Root, Transport, Upper};
 pub use spec::Spec;

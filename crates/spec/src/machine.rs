@@ -106,15 +106,16 @@ impl DiskRate {
 
 /// Which backend to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum BackendChoice {
-    /// The best one here.
+    /// Ours where KVM works, QEMU elsewhere.
     #[default]
     Auto,
-    /// Our own on KVM, or an error with the reason.
+    /// Ours, on KVM.
     Kvm,
     /// QEMU, which emulates where KVM does not work.
     Qemu,
-    /// No machine: a container on this machine's own kernel. Never the best one.
+    /// No machine: a container on this machine's own kernel. Never chosen by itself.
     Host,
 }

@@ -4,14 +4,18 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// Default size of a disk in bytes. The host allocates space only as it fills.
+pub const DEFAULT_DISK_SIZE: u64 = 8 << 30;
+
 /// How an image's bytes reach the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
-    /// The transport that boots faster here.
+    /// Whichever boots faster.
     #[default]
     Auto,
-    /// Persistent memory: mapped from the host's page cache, no copy in the guest.
+    /// Persistent memory, mapped from the host's page cache without a copy.
     Pmem,
     /// A block device.
     Blk,
@@ -19,12 +23,13 @@ pub enum Transport {
 
 /// The root filesystem's lower side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "snake_case")]
 pub enum Root {
-    /// One filesystem for the whole image.
+    /// One filesystem for all layers.
     #[default]
     Merged,
-    /// One filesystem for each layer, stacked by overlayfs.
+    /// One filesystem a layer, stacked by overlayfs.
     Stacked,
 }
 

@@ -11,7 +11,6 @@ use serde_json::json;
 use crate::commands::push;
 use crate::failure::Failure;
 use crate::output::{Table, print, print_json, size};
-use crate::run::platform;
 use crate::{Outcome, bars, settings};
 
 /// Convert an image to EROFS images for registries
@@ -32,7 +31,7 @@ pub struct Args {
     verify: bool,
 
     /// Platform of the image that is checked [default: this machine's]
-    #[arg(long, value_name = "OS/ARCH", value_parser = platform, requires = "verify")]
+    #[arg(long, value_name = "OS/ARCH", requires = "verify")]
     platform: Option<Platform>,
 
     /// Say nothing meanwhile

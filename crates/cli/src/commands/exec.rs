@@ -2,15 +2,14 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
 
+use micabox::words::Period;
 use micabox::{Cancel, DEFAULT_GRACE, ErrorKind, ExecOptions, Overrides};
 
 use crate::failure::{EXIT_MICA, Failure};
 use crate::run::attend::{Attention, attend};
 use crate::run::{
-    AttachOptions, DETACH_KEYS, Keys, Signals, duration, environment, our_streams, start_failure,
-    terminal,
+    AttachOptions, DETACH_KEYS, Keys, Signals, environment, our_streams, start_failure, terminal,
 };
 use crate::{Outcome, settings};
 
@@ -66,8 +65,8 @@ pub struct Args {
     privileged: bool,
 
     /// Stop the command after this time [30, 90s, 5m, 2h]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    timeout: Option<Duration>,
+    #[arg(long, value_name = "DURATION")]
+    timeout: Option<Period>,
 
     /// The sandbox's name or ID, and what to run in it
     // One list, so that no flag is ours once the sandbox is named.
@@ -121,7 +120,10 @@ fn exec(args: Args) -> Outcome {
         our_streams(args.interactive)
     };
     let options = ExecOptions {
-        timeout: args.timeout.filter(|timeout| !timeout.is_zero()),
+        timeout: args
+            .timeout
+            .map(|Period(time)| time)
+            .filter(|time| !time.is_zero()),
         grace: DEFAULT_GRACE,
         detach: args.detach,
         sigpipe: !args.detach,

@@ -1,6 +1,7 @@
 //! `mica kill`
 
 use micabox::Error;
+use micabox::words::Signal;
 
 use super::named::{Named, refused};
 use crate::Outcome;
@@ -11,8 +12,8 @@ use crate::Outcome;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The signal's name or number
-    #[arg(short, long, default_value = "KILL", value_parser = signal)]
-    signal: i32,
+    #[arg(short, long, default_value = "KILL")]
+    signal: Signal,
 
     #[command(flatten)]
     named: Named,
@@ -21,7 +22,7 @@ pub struct Args {
 /// Sends signals.
 pub fn execute(args: &Args) -> Outcome {
     args.named.each(|sandbox| {
-        sandbox.signal(args.signal).map_err(|error| {
+        sandbox.signal(args.signal.0).map_err(|error| {
             let is_refused = matches!(error, Error::Refused(_));
             let failure = refused(sandbox, error);
             if is_refused {
@@ -32,8 +33,4 @@ pub fn execute(args: &Args) -> Outcome {
             }
         })
     })
-}
-
-fn signal(text: &str) -> Result<i32, String> {
-    micabox::signal_number(text).ok_or_else(|| "no such signal".into())
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::output::{print, print_json};
-use crate::run::{OrNone, empty_or, platform};
+use crate::run::{OrNone, empty_or};
 use crate::{Outcome, bars, settings};
 
 /// Load images from an archive or a layout directory
@@ -26,7 +26,7 @@ pub struct Args {
     name: Option<Reference>,
 
     /// Platform of the images [default: this machine's]
-    #[arg(long, value_name = "OS/ARCH", value_parser = empty_or(platform))]
+    #[arg(long, value_name = "OS/ARCH", value_parser = empty_or::<Platform>())]
     platform: Option<OrNone<Platform>>,
 
     /// Print the result as JSON

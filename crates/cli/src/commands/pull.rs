@@ -16,7 +16,7 @@ use crate::commands::store::pack;
 use crate::failure::Failure;
 use crate::output::{print, print_json, warn_json};
 use crate::progress::Reports;
-use crate::run::{OrNone, empty_or, platform};
+use crate::run::{OrNone, empty_or};
 use crate::{Outcome, bars, settings};
 
 /// Pull an image from a registry
@@ -26,7 +26,7 @@ use crate::{Outcome, bars, settings};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Platform of the image [default: this machine's]
-    #[arg(long, value_name = "OS/ARCH", value_parser = empty_or(platform))]
+    #[arg(long, value_name = "OS/ARCH", value_parser = empty_or::<Platform>())]
     platform: Option<OrNone<Platform>>,
 
     /// Fetch only what is needed to start: the rest when it is read, or by the next pull without this

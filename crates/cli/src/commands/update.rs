@@ -1,15 +1,12 @@
 //! `mica update`
 
-use std::time::Duration;
-
+use micabox::words::{Cpus, Memory, Period, Processes};
 use micabox::{DiskRate, Error, ErrorKind, Expiry, NetRate, Record, Resources, SandboxRef, Upper};
 
 use super::named::Named;
 use crate::Outcome;
 use crate::failure::Failure;
-use crate::run::{
-    Cpus, OrDefault, cpus, disk_rate, duration, memory, net_rate, processes, zero_or,
-};
+use crate::run::{OrDefault, zero_or};
 
 /// Change what sandboxes may use, for now and for later starts
 ///
@@ -22,39 +19,38 @@ use crate::run::{
 pub struct Args {
     /// Stop the sandbox when nothing has run in it and no client has been connected to it for this
     /// time; 0 for never
-    #[arg(long, value_name = "DURATION", value_parser = duration, group = "change")]
-    idle_timeout: Option<Duration>,
+    #[arg(long, value_name = "DURATION", group = "change")]
+    idle_timeout: Option<Period>,
 
     /// Stop the sandbox this long after its start; 0 for never
-    #[arg(long, value_name = "DURATION", value_parser = duration, group = "change")]
-    max_life: Option<Duration>,
+    #[arg(long, value_name = "DURATION", group = "change")]
+    max_life: Option<Period>,
 
     /// Processors: of a running sandbox, how much of their time it may use, where a control group limits
     /// it; otherwise as for `mica run`; 0 changes nothing, as with Docker
-    #[arg(long, value_name = "NUMBER", value_parser = zero_or(cpus), group = "change")]
+    #[arg(long, value_name = "NUMBER", value_parser = zero_or::<Cpus>(), group = "change")]
     cpus: Option<OrDefault<Cpus>>,
 
     /// Memory of the machine, of a sandbox that does not run
-    #[arg(short, long, value_name = "SIZE", value_parser = zero_or(memory), group = "change")]
-    memory: Option<OrDefault<u32>>,
+    #[arg(short, long, value_name = "SIZE", value_parser = zero_or::<Memory>(), group = "change")]
+    memory: Option<OrDefault<Memory>>,
 
     /// Most processes and threads; 0 and -1 for no limit. Of a running sandbox, only if it was started
     /// with a limit
     #[arg(
         long,
         value_name = "NUMBER",
-        value_parser = processes,
         group = "change",
         allow_negative_numbers = true
     )]
-    pids_limit: Option<u64>,
+    pids_limit: Option<Processes>,
 
     /// Bytes a second of each disk; on QEMU, of a sandbox that does not run [10m, or read=50m,write=10m,iops=500]
-    #[arg(long, value_name = "RATE", value_parser = disk_rate, group = "change")]
+    #[arg(long, value_name = "RATE", group = "change")]
     disk_rate: Option<DiskRate>,
 
     /// Bytes a second of the network [5m, or in=10m,out=1m]
-    #[arg(long, value_name = "RATE", value_parser = net_rate, group = "change")]
+    #[arg(long, value_name = "RATE", group = "change")]
     net_rate: Option<NetRate>,
 
     #[command(flatten)]
@@ -69,9 +65,9 @@ pub fn execute(args: &Args) -> Outcome {
 impl Args {
     fn change(&self, sandbox: &SandboxRef) -> Result<(), Failure> {
         let resources = Resources {
-            memory_mib: self.memory.flatten(),
+            memory_mib: self.memory.flatten().map(|Memory(mib)| mib),
             processors: self.cpus.flatten().map(Cpus::thousandths),
-            pids_limit: self.pids_limit,
+            pids_limit: self.pids_limit.map(|Processes(most)| most),
             disk_rate: self.disk_rate,
             net_rate: self.net_rate,
         };
@@ -90,8 +86,8 @@ impl Args {
         }
         if self.idle_timeout.is_some() || self.max_life.is_some() {
             sandbox.expire(&Expiry {
-                idle_timeout: self.idle_timeout,
-                max_life: self.max_life,
+                idle_timeout: self.idle_timeout.map(|Period(time)| time),
+                max_life: self.max_life.map(|Period(time)| time),
             })?;
         }
         Ok(())

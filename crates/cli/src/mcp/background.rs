@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use micabox::ErrorKind;
+use micabox::words::Signal;
 use rmcp::model::JsonObject;
 use rmcp::schemars::JsonSchema;
 use serde::Deserialize;
@@ -148,8 +149,9 @@ impl Tool for KillCommand {
 
     fn call(self, server: &Server, _call: &Call) -> Result<Ran, Failure> {
         let name = self.signal.as_deref().unwrap_or("KILL");
-        let signal = micabox::signal_number(name)
-            .ok_or_else(|| Failure::new(format!("`signal`: no such signal: {name}")))?;
+        let Signal(signal) = name
+            .parse()
+            .map_err(|error| Failure::new(format!("`signal`: {error}: {name}")))?;
         let job = server.background.job(self.command)?;
         job.signal(signal);
         job.wait(Instant::now().checked_add(GRACE), || true);

@@ -14,27 +14,22 @@ mod host;
 mod machine;
 mod mount;
 mod ports;
-mod rate;
 mod sandbox;
 mod security;
 mod upper;
 
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
-use std::time::Duration;
 
 use micabox::TtySize;
-use micabox_image::Platform;
+use micabox::words::is_zero;
 
 use super::First;
 use crate::failure::Failure;
 pub use booleans::{boolean, parse};
 pub use command::{CommandArgs, Timing};
-pub use confinement::{Cpus, cpus, processes};
 pub use host::Taken;
-pub use machine::{Bound, MachineArgs, Net, Pulls, memory};
-pub use rate::{disk_rate, net_rate};
+pub use machine::{Bound, MachineArgs, Net, Pulls};
 pub use sandbox::SandboxArgs;
 
 /// Run a command from an image in a virtual machine of its own
@@ -176,93 +171,30 @@ fn pair(text: &str) -> Result<(OsString, OsString), String> {
 /// A value of a flag; None for 0, by which Docker's command line says the default.
 pub type OrDefault<T> = Option<T>;
 
-/// Parses what `parse` does, or 0 with any unit.
-pub fn zero_or<T>(
-    parse: fn(&str) -> Result<T, String>,
-) -> impl Fn(&str) -> Result<OrDefault<T>, String> + Clone {
-    move |text| match bytes(text) {
-        Ok(0.0) => Ok(None),
-        _ => parse(text).map(Some),
+/// Reads a word, or 0 with any unit.
+pub fn zero_or<T: FromStr<Err: ToString>>() -> impl Fn(&str) -> Result<OrDefault<T>, String> + Clone
+{
+    |text| {
+        if is_zero(text) {
+            return Ok(None);
+        }
+        word(text).map(Some)
     }
 }
 
 /// A value of a flag; None for '', by which Docker's scripts say that there is none.
 pub type OrNone<T> = Option<T>;
 
-/// Parses what `parse` does, or ''.
-pub fn empty_or<T>(
-    parse: fn(&str) -> Result<T, String>,
-) -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone {
-    move |text| match text {
+/// Reads a word, or ''.
+pub fn empty_or<T: FromStr<Err: ToString>>() -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone {
+    |text| match text {
         "" => Ok(None),
-        text => parse(text).map(Some),
+        text => word(text).map(Some),
     }
 }
 
-/// Parses the name of a platform.
-pub fn platform(text: &str) -> Result<Platform, String> {
-    Platform::from_str(text).map_err(|error| error.to_string())
-}
-
-/// Parses a size as Docker does, rounded up to whole MiB.
-fn mebibytes(text: &str) -> Result<f64, String> {
-    Ok((bytes(text)? / f64::from(1 << 20)).ceil())
-}
-
-/// Parses a size as Docker does, in bytes.
-fn bytes(text: &str) -> Result<f64, String> {
-    let lower = text.trim().to_ascii_lowercase();
-    let unit_at = lower
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(lower.len());
-    let (number, unit) = lower.split_at(unit_at);
-    let shift = match unit.trim() {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        "t" | "tb" | "tib" => 40,
-        _ => return Err("expected a number with b, k, m, g or t".into()),
-    };
-    let number: f64 = number.parse().map_err(|_| "expected a number")?;
-    let half = f64::from(1_u32 << (shift / 2));
-    Ok(number * half * f64::from(1_u32 << (shift - shift / 2)))
-}
-
-/// Parses a duration as coreutils' `timeout` does: seconds, or with s, m, h or d. 0 means none.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    let (number, factor) = match text.as_bytes().last() {
-        Some(b's') => (text.strip_suffix('s'), 1.0),
-        Some(b'm') => (text.strip_suffix('m'), 60.0),
-        Some(b'h') => (text.strip_suffix('h'), 3600.0),
-        Some(b'd') => (text.strip_suffix('d'), 86_400.0),
-        _ => (Some(text), 1.0),
-    };
-    let number: f64 = number
-        .and_then(|number| number.parse().ok())
-        .ok_or("expected a number, with s, m, h or d")?;
-    if number < 0.0 {
-        return Err("a duration is not negative".into());
-    }
-    Duration::try_from_secs_f64(number * factor).map_err(|_| "no such duration".into())
-}
-
-/// Parses the address of a resolver, with or without a port.
-fn resolver(text: &str) -> Result<SocketAddr, String> {
-    const PORT: u16 = 53;
-    text.parse()
-        .map(|address: IpAddr| (address, PORT).into())
-        .or_else(|_| text.parse())
-        .map_err(|_| "expected an address, as in 192.0.2.1 or 192.0.2.1:5353".into())
-}
-
-/// Parses a host name that Linux and resolvers accept: labels as in RFC 1123, and underscores.
-fn hostname(text: &str) -> Result<String, String> {
-    if micabox::is_hostname(text) {
-        Ok(text.to_owned())
-    } else {
-        Err("expected up to 64 letters, digits, `-`, `_` and `.`, no part beginning or ending with `-`".into())
-    }
+fn word<T: FromStr<Err: ToString>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: T::Err| error.to_string())
 }
 
 /// Parses the value of `--rm`, as Docker does.
@@ -272,10 +204,6 @@ fn forgets(text: &str) -> Result<bool, String> {
         None if text.starts_with('/') => Err(format!("use `--remove {text}`")),
         None => Err("expected true or false; `--remove PATH` removes a path".into()),
     }
-}
-
-fn signal(text: &str) -> Result<i32, String> {
-    micabox::signal_number(text).ok_or_else(|| "no such signal".into())
 }
 
 #[cfg(test)]

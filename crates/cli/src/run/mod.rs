@@ -15,8 +15,8 @@ mod supervise;
 pub mod terminal;
 
 pub use flags::{
-    Args, Bound, Cpus, MachineArgs, Net, OrDefault, OrNone, Pulls, SandboxArgs, Taken, boolean,
-    cpus, disk_rate, duration, empty_or, memory, net_rate, parse, platform, processes, zero_or,
+    Args, Bound, MachineArgs, Net, OrDefault, OrNone, Pulls, SandboxArgs, Taken, boolean, empty_or,
+    parse, zero_or,
 };
 pub use id_file::IdFile;
 pub use keys::{DEFAULT as DETACH_KEYS, Keys};
@@ -28,6 +28,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use micabox::Cancel;
+use micabox::words::Period;
 
 use crate::failure::EXIT_MICA;
 use crate::{Outcome, output};
@@ -117,7 +118,7 @@ fn run(args: Args) -> Outcome {
         continues: !flags.sig_proxy,
         detached: flags.detach,
         idle: flags.idle,
-        timeout: flags.timeout,
+        timeout: flags.timeout.map(|Period(time)| time),
         stop_timeout: flags.stop_timeout(),
         detach_keys: flags.detach_keys.clone(),
         timing: flags.timing,

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 
 use micabox::builder::{Boots, FromMemory, New};
+use micabox::words::{Hostname, Processes, Signal, Size};
 use micabox::{
     Base, Builder, Cancel, Command, Error, Overrides, Restore, RootDisk, Sandbox, SandboxRef,
     Snapshot, Trim, TtySize,
@@ -155,7 +156,7 @@ impl Preparation<'_> {
         };
         let network = args.network(&exposed(builder.base()))?;
         let mut builder = self.with_flags(args.machine.apply(builder))?;
-        if let Some(processes) = args.pids_limit.filter(|limit| *limit != u64::MAX) {
+        if let Some(Processes(processes)) = args.pids_limit.filter(|limit| limit.0 != u64::MAX) {
             builder = builder.pids_limit(processes);
         }
         let builder = builder
@@ -218,7 +219,7 @@ impl Preparation<'_> {
     fn with_flags<K: New>(&self, builder: Builder<K>) -> Result<Builder<K>, Failure> {
         let args = self.sandbox;
         let mut builder = builder
-            .backend_choice(args.machine.backend.into())
+            .backend_choice(args.machine.backend)
             .expiry(args.expiry())
             .cancel(self.cancel.clone());
         builder = log::in_owner(builder, self.is_detached);
@@ -233,10 +234,10 @@ impl Preparation<'_> {
             // Absolute, as `mica start` may be called from elsewhere.
             builder = builder.vsock(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
         }
-        if let Some(Some(hostname)) = &args.hostname {
+        if let Some(Some(Hostname(hostname))) = &args.hostname {
             builder = builder.hostname(hostname);
         }
-        if let Some(Some(signal)) = args.stop_signal {
+        if let Some(Some(Signal(signal))) = args.stop_signal {
             builder = builder.stop_signal(signal);
         }
         for (name, value) in labels::of(&args.label_file, &args.label)? {
@@ -255,7 +256,7 @@ impl Preparation<'_> {
         if let Some(rate) = args.disk_rate {
             builder = builder.disk_rate(rate);
         }
-        if let Some(size) = args.shm_size.flatten() {
+        if let Some(Size(size)) = args.shm_size.flatten() {
             builder = builder.shm_size(size);
         }
         Ok(builder)

@@ -124,10 +124,19 @@ fn invalid(message: impl Into<String>) -> Failure {
 
 fn options(options: &Map<String, Value>) -> Result<Vec<String>, Failure> {
     let mut words = Vec::new();
+    let command = Wanted::command();
+    // Of a flag that may be on already, the value counts.
+    let has_value = |name: &str| {
+        let mut arguments = command.get_arguments();
+        let argument = arguments.find(|argument| argument.get_long() == Some(name));
+        argument.is_some_and(|argument| argument.get_action().takes_values())
+    };
     for (name, value) in options {
         let name = flag(name);
         match value {
-            Value::Null | Value::Bool(false) => {}
+            Value::Null => {}
+            Value::Bool(false) if has_value(&name) => words.push(format!("--{name}=false")),
+            Value::Bool(false) => {}
             Value::Bool(true) => words.push(format!("--{name}")),
             Value::Array(values) => {
                 for value in values {
@@ -157,9 +166,74 @@ fn plain(name: &str, value: &Value) -> Result<String, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use micabox_spec::options::{Kind, OPTIONS};
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_is_off_is_off_also_if_it_is_on_by_default() {
+        let sandbox = |options: Value| {
+            let create = json!({"image": "box", "options": options});
+            parse(&serde_json::from_value(create).unwrap())
+                .unwrap()
+                .sandbox
+        };
+        let off = sandbox(json!({"init": false, "lazy": false, "rm": false, "read_only": false}));
+        assert!(!off.machine.init && off.machine.lazy == Some(false));
+        assert!(!off.is_forgotten() && !off.read_only);
+        let on = sandbox(json!({"init": true, "lazy": true, "rm": true, "read_only": true}));
+        assert!(on.machine.init && on.machine.lazy == Some(true));
+        assert!(on.is_forgotten() && on.read_only);
+    }
+
+    #[test]
+    fn the_options_of_sdks_are_the_flags_of_sandboxes() {
+        let command = Wanted::command();
+        let flags = command.get_arguments().filter(|flag| !flag.is_hide_set());
+        let mut flags: Vec<_> = flags.filter_map(|flag| flag.get_long()).collect();
+        // Nothing is printed that it could silence.
+        flags.retain(|flag| *flag != "quiet");
+        let mut options: Vec<_> = OPTIONS.iter().map(|option| option.name).collect();
+        options.sort_unstable();
+        flags.sort_unstable();
+        assert_eq!(options, flags);
+        for option in OPTIONS {
+            assert!(option.help.contains("Default: "), "{}", option.name);
+            let takes_values = |flag: &clap::Arg| flag.get_action().takes_values();
+            let flag = command
+                .get_arguments()
+                .find(|flag| flag.get_long() == Some(option.name));
+            let flag = flag.unwrap();
+            match option.kind {
+                Kind::Flag => {
+                    let can_be_said_alone = flag
+                        .get_num_args()
+                        .is_none_or(|count| count.min_values() == 0);
+                    assert!(!takes_values(flag) || can_be_said_alone, "{}", option.name);
+                }
+                Kind::OneOf(words) => {
+                    let values = flag.get_possible_values();
+                    let values: Vec<_> = values.iter().map(|value| value.get_name()).collect();
+                    assert_eq!(words, values, "{}", option.name);
+                }
+                Kind::List | Kind::Map => {
+                    assert!(
+                        matches!(flag.get_action(), clap::ArgAction::Append),
+                        "{}",
+                        option.name
+                    );
+                }
+                Kind::Text | Kind::Count | Kind::Number => {
+                    assert!(
+                        matches!(flag.get_action(), clap::ArgAction::Set),
+                        "{}",
+                        option.name
+                    );
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_message_about_an_option_is_in_the_words_of_a_request() {

@@ -1,14 +1,15 @@
 //! What is recorded of a start: the sandbox's record, and the settings for later starts and copies.
 
+use micabox_spec::words::Signal;
 use micabox_spec::{BackendChoice, Command, Overrides, Spec, Upper};
 use micabox_vmm::{Acceleration, Backend};
 use oci_spec::image::Config;
 
 use super::{Start, random};
+use crate::Error;
 use crate::plan::Plan;
 use crate::sandbox::now;
 use crate::state::{ID_LENGTH, ProcessId, Record, Status};
-use crate::{Error, signal_number};
 
 /// Most virtual processors that a sandbox gets by default.
 const MOST_CPUS: usize = 4;
@@ -111,7 +112,14 @@ impl Start {
     pub(super) fn stop_signal_for(&self, config: &Config) -> i32 {
         self.spec
             .stop_signal
-            .or_else(|| signal_number(config.stop_signal().as_deref()?))
+            .or_else(|| {
+                config
+                    .stop_signal()
+                    .as_deref()?
+                    .parse::<Signal>()
+                    .ok()
+                    .map(|signal| signal.0)
+            })
             .unwrap_or(libc::SIGTERM)
     }
 }

@@ -7,9 +7,11 @@ use std::time::Duration;
 use tracing::{debug, info_span};
 
 use super::{Start, random};
-use crate::name::{is_hostname, is_valid};
+use crate::name::is_valid;
 use crate::snapshot::memory;
 use crate::state::{Directory, Status};
+use micabox_spec::words::Hostname;
+
 use crate::{Error, Patch, SandboxRef, Sandboxes, Upper, patch, share, upper};
 
 /// Most bytes of a sandbox's labels.
@@ -53,13 +55,10 @@ impl Start {
         if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
             return Err(Error::BadName(name.to_owned()));
         }
-        if let Some(name) = self
-            .spec
-            .hostname
-            .as_deref()
-            .filter(|name| !is_hostname(name))
+        if let Some(name) = &self.spec.hostname
+            && name.parse::<Hostname>().is_err()
         {
-            return Err(Error::BadHostname(name.to_owned()));
+            return Err(Error::BadHostname(name.clone()));
         }
         let size = self.spec.machine.check();
         size.map_err(micabox_vmm::Error::from)?;

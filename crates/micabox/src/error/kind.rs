@@ -242,7 +242,7 @@ fn of_store(error: &Store) -> ErrorKind {
 
 fn of_machine(error: &Machine) -> ErrorKind {
     match error {
-        Machine::Config(_) => ErrorKind::Invalid,
+        Machine::Config(_) | Machine::Size(_) => ErrorKind::Invalid,
         Machine::NoLimits { .. } | Machine::NoSnapshots { .. } | Machine::Unsupported { .. } => {
             ErrorKind::Unsupported
         }

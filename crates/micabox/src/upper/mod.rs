@@ -22,9 +22,6 @@ pub(crate) use frozen::{Keep, Medium, Opened};
 pub use micabox_overlay::diff::{Change, ChangeKind};
 pub(crate) use served::Served;
 
-/// Default size of a disk in bytes. The host allocates space only as it fills.
-pub const DEFAULT_DISK_SIZE: u64 = 8 << 30;
-
 /// The label of a disk for changes.
 pub(crate) const LABEL: [u8; 16] = *b"mica-upper\0\0\0\0\0\0";
 

@@ -13,7 +13,7 @@ use super::{DATA, MIN_VOLUME_SIZE, Volume, VolumeUser, VolumeWish, disk, failed}
 use crate::base::is_dirty;
 use crate::jailed::{self, About, Look, Pack, Settle, Unread};
 use crate::upper::{self, Medium, Opened};
-use crate::{Base, Error, Sandboxes, Source};
+use crate::{Base, DEFAULT_DISK_SIZE, Error, Sandboxes, Source};
 
 /// How a sandbox uses a volume.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ impl Sandboxes {
     ) -> Result<MachineFile, Error> {
         let mut volume = match self.volume(name) {
             Err(Error::NoSuchVolume(_)) => {
-                match self.create_volume(name, upper::DEFAULT_DISK_SIZE, <_>::default()) {
+                match self.create_volume(name, DEFAULT_DISK_SIZE, <_>::default()) {
                     // Another sandbox has made it meanwhile.
                     Err(Error::VolumeExists(_)) => self.volume(name),
                     made => made,

@@ -18,6 +18,7 @@ class Options(TypedDict, total=False):
     Sizes are in bytes, or have a unit: `k`, `m`, `g` or `t`. Times are in seconds, or have one: `s`, `m`, `h` or `d`.
     """
 
+    # generated from crates/spec/src/options.rs
     name: str
     """Name of the sandbox. Default: two random words."""
     memory: str
@@ -80,18 +81,24 @@ class Options(TypedDict, total=False):
     """Addresses of resolvers: `IP` or `IP:PORT`. Default: this machine's."""
     publish: Sequence[str]
     """Ports of this machine that lead in: `HOST:GUEST`, `IP:HOST:GUEST`, `GUEST/udp`. Default: none."""
+    publish_all: bool
+    """Whether all ports are published that the image or `expose` names. Default: False."""
+    expose: Sequence[str]
+    """Ports for `publish_all`: `80`, `53/udp`. Default: none."""
     vsock: str
     """Path of a Unix socket for the sandbox's AF_VSOCK, as Firecracker has it; needs KVM. Default: none."""
     idle_timeout: str
     """Time after which a sandbox without commands and clients is stopped: `90s`, `10m`, `2h`. Default: no limit."""
     max_life: str
-    """Time after which it is stopped, whatever runs: `90s`, `10m`, `2h`. Default: no limit. `timeout` is the same."""
+    """Time after which it is stopped, whatever runs: `90s`, `10m`, `2h`. Default: no limit."""
     ulimit: Sequence[str]
     """Limits of each process: `NAME=SOFT:HARD`, as in `nofile=1024:4096`; -1 is no limit. Default: `nofile=1024:524288`."""
     cap_add: Sequence[str]
-    """Capabilities beside the usual ones, or that `cap_drop=["ALL"]` leaves. Default: none."""
+    """Capabilities beside the usual ones, or that `cap_drop` with `ALL` leaves. Default: none."""
     cap_drop: Sequence[str]
-    """Capabilities that root and all programs lose. Default: none in a machine; Docker's with `backend="host"`."""
+    """Capabilities that root and all programs lose. Default: none in a machine; Docker's with the backend `host`."""
+    security_opt: Sequence[str]
+    """`no-new-privileges`, so that no program gets more rights than its caller has. Default: none."""
     pids_limit: int
     """The most processes and threads of all commands together; 0 or -1 is no limit. Default: no limit."""
     shm_size: str
@@ -110,6 +117,8 @@ class Options(TypedDict, total=False):
     """Whether the layers are one filesystem or one each. Default: `merged`."""
     pull: Literal["always", "missing", "never"]
     """When the registry is asked. Default: `missing`, or what the settings say."""
+    lazy: bool
+    """Whether it starts before all of its image is here. Default: False, or what the settings say."""
     platform: str
     """Platform of the image: `linux/amd64`. Default: this machine's."""
     init: bool
@@ -118,6 +127,7 @@ class Options(TypedDict, total=False):
     """Whether the machine boots although a warm template is there; needs KVM. Default: False."""
     stop_signal: str
     """Signal that asks the sandbox's first command to end. Default: the image's, or `TERM`."""
+    # end of what is generated
 
 
 _Function = TypeVar("_Function", bound=Callable[..., object])

@@ -9,8 +9,8 @@ import type { OnProgress } from "../store/progress.js";
 export type OptionValue = boolean | string | number | readonly string[] | Readonly<Record<string, string>> | undefined;
 
 /**
- * What a sandbox is made with: E2B's names where it has one, and every long option of `mica run` in camel case. Those
- * that are not listed here are in `mica run --help`. Sizes are in bytes, or have a unit: `k`, `m`, `g` or `t`.
+ * What a sandbox is made with: E2B's names where it has one, and the options of `mica run`, whose help has more on each.
+ * Sizes are in bytes, or have a unit: `k`, `m`, `g` or `t`. Times are in seconds, or have one: `s`, `m`, `h` or `d`.
  */
 export interface SandboxOptions {
   /** Variables of all its commands. Default: the image's. */
@@ -25,33 +25,121 @@ export interface SandboxOptions {
   allowInternetAccess?: boolean;
   /** Volumes by path. Default: none. */
   volumeMounts?: Record<string, string>;
-  /** Whether it is forgotten when it ends; one that keeps its disk needs `false`. Default: `true`. */
-  rm?: boolean;
-  /** Its name. Default: two random words. */
+  // generated from crates/spec/src/options.rs
+  /** Name of the sandbox. Default: two random words. */
   name?: string;
-  /** Memory of the machine: `512m`, `2g`. Default: `1g`. */
+  /** Memory of the machine, in bytes or with `k`, `m`, `g` or `t`: `512m`, `2g`. Default: `1g`. */
   memory?: string;
-  /** Processors; a fraction limits its processor time. Default: up to 4 with KVM, 1 when emulated. */
-  cpus?: number;
-  /** User of commands, by name or ID, with `:GROUP` if wanted. Default: the image's, or root. */
-  user?: string;
+  /** Processors of the machine; a fraction limits its processor time. Default: up to 4 with KVM, 1 when emulated. */
+  cpus?: number | string;
+  /** Variables of all commands, by name. Default: the image's. */
+  env?: Readonly<Record<string, string>>;
+  /** Files on this machine with variables, one a line. Default: none. */
+  envFile?: readonly string[];
+  /** Labels, by name, for `Sandbox.list` and `mica ps --filter`. Default: none. */
+  label?: Readonly<Record<string, string>>;
+  /** Files on this machine with labels, one a line. Default: none. */
+  labelFile?: readonly string[];
   /** Working directory of commands, absolute, made if missing. Default: the image's, or `/`. */
   workdir?: string;
-  /** Where changes go: `tmpfs`, `disk`, `disk:8g` or `folder:DIRECTORY`. Default: `tmpfs`, gone with the sandbox. */
+  /** User of commands, by name or ID, with `:GROUP` if wanted. Default: the image's, or root. */
+  user?: string;
+  /** Further groups of commands, by name or ID. Default: those of the user in the image. */
+  groupAdd?: readonly string[];
+  /** Host name inside. Default: the sandbox's ID. */
+  hostname?: string;
+  /** Whether the sandbox is forgotten when it ends; `false` keeps its record and disk. Default: `true`. */
+  rm?: boolean;
+  /** Where changes go: `tmpfs`, `disk`, `disk:20g` or `folder:DIR`. Default: `tmpfs`, gone with the sandbox. */
   upper?: string;
-  /** Ports of this machine that lead in: `8080:80`. Default: none. */
-  publish?: readonly string[];
-  /** A file with an ext4 or EROFS filesystem, in place of an image. Default: none. */
+  /** A file with an ext4 or EROFS filesystem in place of an image; with `:rw` changes go into it. Default: none. */
   rootDisk?: string;
-  /** The name of a snapshot, in place of an image. Default: none. */
+  /** The name of a snapshot in place of an image. Default: none. */
   snapshot?: string;
-  /** What runs it: `auto`, `kvm`, `qemu` or `host`. Default: `auto`, which is never `host`. */
-  backend?: string;
+  /** Folders and volumes: `HOST:PATH`, `NAME:PATH` for a volume; `:ro` or `:cached` may follow. Default: none. */
+  volume?: readonly string[];
+  /** Mounts as `docker run --mount` has them: `type=image,source=tools,target=/opt`. Default: none. */
+  mount?: readonly string[];
+  /** Filesystems in memory: `PATH` or `PATH:size=64m,mode=1777`. Default: none. */
+  tmpfs?: readonly string[];
+  /** Whether the root is read-only. Default: `false`. */
+  readOnly?: boolean;
+  /** Paths that are removed from the root before the start. Default: none. */
+  remove?: readonly string[];
+  /** Directories that are made in the root before the start. Default: none. */
+  mkdir?: readonly string[];
+  /** Files of this machine that are copied into the root before the start: `FILE:PATH`. Default: none. */
+  patch?: readonly string[];
+  /** Uncompressed archives that are unpacked at the root before the start. Default: none. */
+  patchTar?: readonly string[];
+  /** Symbolic links that are made in the root before the start: `TARGET:PATH`. Default: none. */
+  symlink?: readonly string[];
+  /** What the root leaves out: paths, or the words `docs`, `man`, `locales` and `caches`. Default: nothing. */
+  trim?: readonly string[];
+  /** The network: `user` reaches what this machine reaches, but not the machine itself. Default: `user`. */
+  net?: "user" | "none";
+  /** The only addresses and names that can be reached: `10.0.0.0/8`, `*.example.com:443`. Default: all. */
+  netAllow?: readonly string[];
+  /** Addresses and names that can't be reached, even if they are allowed. Default: none. */
+  netDeny?: readonly string[];
+  /** Limit of the network's traffic, in bytes a second: `10m`, `in=10m,out=1m`. Default: no limit. */
+  netRate?: string;
+  /** Addresses of resolvers: `IP` or `IP:PORT`. Default: this machine's. */
+  dns?: readonly string[];
+  /** Ports of this machine that lead in: `HOST:GUEST`, `IP:HOST:GUEST`, `GUEST/udp`. Default: none. */
+  publish?: readonly string[];
+  /** Whether all ports are published that the image or `expose` names. Default: `false`. */
+  publishAll?: boolean;
+  /** Ports for `publishAll`: `80`, `53/udp`. Default: none. */
+  expose?: readonly string[];
+  /** Path of a Unix socket for the sandbox's AF_VSOCK, as Firecracker has it; needs KVM. Default: none. */
+  vsock?: string;
+  /** Time after which a sandbox without commands and clients is stopped: `90s`, `10m`, `2h`. Default: no limit. */
+  idleTimeout?: string;
+  /** Time after which it is stopped, whatever runs: `90s`, `10m`, `2h`. Default: no limit. */
+  maxLife?: string;
+  /** Limits of each process: `NAME=SOFT:HARD`, as in `nofile=1024:4096`; -1 is no limit. Default: `nofile=1024:524288`. */
+  ulimit?: readonly string[];
+  /** Capabilities beside the usual ones, or that `capDrop` with `ALL` leaves. Default: none. */
+  capAdd?: readonly string[];
+  /** Capabilities that root and all programs lose. Default: none in a machine; Docker's with the backend `host`. */
+  capDrop?: readonly string[];
+  /** `no-new-privileges`, so that no program gets more rights than its caller has. Default: none. */
+  securityOpt?: readonly string[];
+  /** The most processes and threads of all commands together; 0 or -1 is no limit. Default: no limit. */
+  pidsLimit?: number;
+  /** Size of `/dev/shm`, in bytes or with `k`, `m` or `g`. Default: `64m`. */
+  shmSize?: string;
+  /** Limit of each disk, in bytes and requests a second: `50m`, `read=50m,write=20m,iops=1000`. Default: no limit. */
+  diskRate?: string;
+  /** Whether it must not start without a control group that limits its process. Default: `false`. */
+  requireLimits?: boolean;
+  /** Whether programs inside may use KVM. Default: `false`. */
+  nestedVirtualization?: boolean;
+  /** What runs it: our monitor, QEMU, or a container on this machine's kernel. Default: `auto`, never `host`. */
+  backend?: "auto" | "kvm" | "qemu" | "host";
+  /** How the image's bytes reach the machine: mapped memory or a disk. Default: `auto`, what boots faster. */
+  transport?: "auto" | "pmem" | "blk";
+  /** Whether the layers are one filesystem or one each. Default: `merged`. */
+  root?: "merged" | "stacked";
+  /** When the registry is asked. Default: `missing`, or what the settings say. */
+  pull?: "always" | "missing" | "never";
+  /** Whether it starts before all of its image is here. Default: `false`, or what the settings say. */
+  lazy?: boolean;
+  /** Platform of the image: `linux/amd64`. Default: this machine's. */
+  platform?: string;
+  /** Whether process 1 is an init that reaps orphans. Default: `true`. */
+  init?: boolean;
+  /** Whether the machine boots although a warm template is there; needs KVM. Default: `false`. */
+  cold?: boolean;
+  /** Signal that asks the sandbox's first command to end. Default: the image's, or `TERM`. */
+  stopSignal?: string;
+  // end of what is generated
   /** Called with how far the pull of an image is that is not here. Default: nothing is told. */
   onProgress?: OnProgress;
   /** Gives up, at any time: nothing is left then. Default: nothing does. */
   signal?: AbortSignal;
-  /** Any other long option of `mica run`, in camel case: `netAllow: ["*.example.com"]`. */
+  /** Options of later versions. */
   [option: string]: OptionValue | OnProgress | AbortSignal;
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use micabox::words::Signal;
 use micabox_image::DockerConfig;
 use oci_spec::image::Config;
 use serde_json::Value;
@@ -174,7 +175,7 @@ impl Change<'_> {
             }
             "STOPSIGNAL" => {
                 let signal = expand(rest, &self.env())?;
-                if micabox::signal_number(&signal).is_none() {
+                if signal.parse::<Signal>().is_err() {
                     return Err("expected a signal's name or number".to_owned());
                 }
                 self.config.set_stop_signal(Some(signal));

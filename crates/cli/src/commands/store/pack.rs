@@ -4,6 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use micabox::words::Period;
 use micabox_image::Store;
 use micabox_image::store::{PackChoice, PackReport, Patience};
 use micabox_transfer::Settings;
@@ -13,7 +14,6 @@ use crate::Outcome;
 use crate::bars;
 use crate::failure::Failure;
 use crate::output::{print, print_json, size};
-use crate::run::duration;
 
 /// Keep images that are not in use compressed, and equal parts of all images once
 ///
@@ -30,8 +30,8 @@ pub struct PackArgs {
     all: bool,
 
     /// Pack images that nothing was started from for so long, such as 12h or 7d
-    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "images")]
-    unused_for: Option<Duration>,
+    #[arg(long, value_name = "TIME", conflicts_with = "images")]
+    unused_for: Option<Period>,
 
     /// Print the result as JSON
     #[arg(long)]
@@ -78,7 +78,10 @@ impl PackArgs {
     /// the directory that it was started from, and the processor to others.
     pub fn begin(&self) -> bool {
         if self.starts_another {
-            let seconds = self.unused_for.unwrap_or_default().as_secs();
+            let seconds = self
+                .unused_for
+                .map_or(Duration::ZERO, |Period(time)| time)
+                .as_secs();
             let mut other = mica(&["--background", "--unused-for", &format!("{seconds}s")]);
             let _ = other.spawn();
             return true;
@@ -96,7 +99,7 @@ impl PackArgs {
 pub fn pack(store: &Store, args: &PackArgs) -> Outcome {
     let (choice, what) = if args.images.is_empty() {
         // All, unless there is a time.
-        let time = args.unused_for.unwrap_or_default();
+        let time = args.unused_for.map_or(Duration::ZERO, |Period(time)| time);
         (PackChoice::UnusedFor(time), "the store's images".to_owned())
     } else {
         let digest = |name: &String| Ok(store.image(name)?.manifest_digest);

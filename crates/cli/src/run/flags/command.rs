@@ -6,12 +6,12 @@
 )]
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use clap::ValueEnum;
 
-use super::{boolean, duration};
+use super::boolean;
 use crate::run::{DETACH_KEYS, Keys};
+use micabox::words::Period;
 
 /// What is about the first command, and how mica attends to it.
 #[derive(Debug, clap::Args)]
@@ -61,8 +61,8 @@ pub struct CommandArgs {
     pub detach_keys: Keys,
 
     /// Stop the command after this time [30, 90s, 5m, 2h]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub timeout: Option<Duration>,
+    #[arg(long, value_name = "DURATION")]
+    pub timeout: Option<Period>,
 
     /// Seconds between that signal and the end [default: 10]
     #[arg(long, value_name = "SECONDS")]

@@ -2,10 +2,9 @@
 
 use std::os::unix::ffi::OsStrExt;
 
-use micabox::opens_what_is_closed;
+use micabox::{BackendChoice, opens_what_is_closed};
 use micabox::{BindSource, Mount, MountSource, Upper};
 
-use super::machine::Backend;
 use super::mount::MountFlag;
 use super::ports::Ports;
 use super::sandbox::SandboxArgs;
@@ -63,7 +62,7 @@ impl SandboxArgs {
                         .map(|env| shown(env.as_ref())),
                 )
             }
-            "backend" => kernel(self.machine.backend == Backend::Host),
+            "backend" => kernel(self.machine.backend == BackendChoice::Host),
             "nested-virtualization" => kernel(self.nested_virtualization),
             "net-allow" => {
                 let opening = self
@@ -74,7 +73,7 @@ impl SandboxArgs {
             }
             // This machine asks it, wherever it is.
             "dns" => self.dns.first().map_or(Taken::Nothing, |resolver| {
-                Taken::Network(resolver.to_string())
+                Taken::Network(resolver.0.to_string())
             }),
             "publish" => self
                 .publish

@@ -9,15 +9,15 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use micabox::builder::Boots;
-use micabox::{BackendChoice, Builder, Cancel, Trim, TrimError};
+use micabox::words::{Cpus, Memory};
+use micabox::{BackendChoice, Builder, Cancel, Root, Transport, Trim, TrimError};
 use micabox_image::progress::{Progress, Silent};
 use micabox_image::store::{self, Image};
 use micabox_image::{Platform, Reference, Store};
 use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 use micabox_vmm::Acceleration;
 
-use super::confinement::{Cpus, cpus};
-use super::{OrDefault, OrNone, empty_or, mebibytes, platform, zero_or};
+use super::{OrDefault, OrNone, empty_or, word, zero_or};
 use crate::commands::store::pack;
 use crate::failure::Failure;
 use crate::{bars, output, settings};
@@ -27,8 +27,8 @@ use crate::{bars, output, settings};
 pub struct MachineArgs {
     /// Memory of the machine, changed files included unless on a disk [512m, 2g; default:
     /// 1g]
-    #[arg(short, long, value_name = "SIZE", value_parser = zero_or(memory))]
-    memory: Option<OrDefault<u32>>,
+    #[arg(short, long, value_name = "SIZE", value_parser = zero_or::<Memory>())]
+    memory: Option<OrDefault<Memory>>,
 
     /// Docker's limit of memory and swap together, of which a machine has none
     #[arg(long, value_name = "SIZE", value_parser = swap, allow_negative_numbers = true, hide = true)]
@@ -36,7 +36,7 @@ pub struct MachineArgs {
 
     /// Processors of the machine; for a fraction its process's time is limited, where a control group
     /// can be had; at most 64, 16 when emulated [0.5, 2; default: up to 4 under KVM, 1 when emulated]
-    #[arg(long, value_name = "NUMBER", value_parser = zero_or(cpus))]
+    #[arg(long, value_name = "NUMBER", value_parser = zero_or::<Cpus>())]
     cpus: Option<OrDefault<Cpus>>,
 
     /// Network: all that this machine can reach, except its own and link-local addresses; or none
@@ -59,7 +59,7 @@ pub struct MachineArgs {
     pub lazy: Option<bool>,
 
     /// Platform of the image [default: this machine's]
-    #[arg(long, value_name = "OS/ARCH", value_parser = empty_or(platform))]
+    #[arg(long, value_name = "OS/ARCH", value_parser = empty_or::<Platform>())]
     pub platform: Option<OrNone<Platform>>,
 
     /// Run an init as process 1, which reaps orphans; `--init=false` makes the command itself
@@ -94,7 +94,7 @@ pub struct MachineArgs {
     /// without root, owners are kept up to 65,535 by subordinate IDs (/etc/subuid, newuidmap), and are all
     /// root without them
     #[arg(long, value_name = "NAME", default_value = "auto")]
-    pub backend: Backend,
+    pub backend: BackendChoice,
 
     /// Print nothing but errors: no progress, and no lines about a kernel that is shared or limits that can't
     /// be had
@@ -195,7 +195,7 @@ impl MachineArgs {
 
     /// Returns whether a sandbox shares this machine's kernel.
     pub fn shares_kernel(&self) -> bool {
-        self.backend == Backend::Host
+        self.backend == BackendChoice::Host
     }
 
     /// Says that a sandbox shares this machine's kernel, if it does.
@@ -220,7 +220,7 @@ impl MachineArgs {
 
     /// Says that a flag about real processors changes nothing, if the machine will be emulated.
     pub fn say_if_emulated(&self, flag: &str) {
-        let Ok(backend) = micabox_vmm::expect(self.backend.into()) else {
+        let Ok(backend) = micabox_vmm::expect(self.backend) else {
             return;
         };
         if let Acceleration::Emulated { why } = backend.acceleration() {
@@ -232,7 +232,7 @@ impl MachineArgs {
 
     /// Returns the memory in MiB, if it is not the default.
     pub fn memory(&self) -> Option<u32> {
-        self.memory.flatten()
+        self.memory.flatten().map(|Memory(mib)| mib)
     }
 
     /// Returns the processors, if they are not the default.
@@ -264,9 +264,9 @@ impl MachineArgs {
     /// Takes the settings of the machine, except its network.
     pub fn apply<K: Boots>(&self, builder: Builder<K>) -> Builder<K> {
         let mut builder = builder
-            .backend_choice(self.backend.into())
-            .transport(self.transport.into())
-            .root(self.root.into());
+            .backend_choice(self.backend)
+            .transport(self.transport)
+            .root(self.root);
         if let Some(memory) = self.memory() {
             builder = builder.memory_mib(memory);
         }
@@ -290,7 +290,10 @@ struct Swap(Option<u32>);
 fn swap(text: &str) -> Result<Swap, String> {
     match text {
         "-1" | "0" => Ok(Swap(None)),
-        size => memory(size).map(|both| Swap(Some(both))),
+        size => {
+            let Memory(both) = word(size)?;
+            Ok(Swap(Some(both)))
+        }
     }
 }
 
@@ -316,39 +319,6 @@ pub enum Net {
     None,
 }
 
-/// `--transport`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Transport {
-    /// Whichever boots faster.
-    Auto,
-    /// Persistent memory, mapped without a copy.
-    Pmem,
-    /// A block device.
-    Blk,
-}
-
-/// `--root`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Root {
-    /// One filesystem for all layers.
-    Merged,
-    /// One filesystem a layer.
-    Stacked,
-}
-
-/// `--backend`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Backend {
-    /// Ours where KVM works, QEMU elsewhere.
-    Auto,
-    /// Ours, on KVM.
-    Kvm,
-    /// QEMU, which emulates where KVM does not work.
-    Qemu,
-    /// No machine: a container on this machine's own kernel. Never chosen by itself.
-    Host,
-}
-
 impl From<Pull> for PullPolicy {
     fn from(pull: Pull) -> Self {
         match pull {
@@ -359,46 +329,7 @@ impl From<Pull> for PullPolicy {
     }
 }
 
-impl From<Backend> for BackendChoice {
-    fn from(backend: Backend) -> Self {
-        match backend {
-            Backend::Auto => Self::Auto,
-            Backend::Kvm => Self::Kvm,
-            Backend::Qemu => Self::Qemu,
-            Backend::Host => Self::Host,
-        }
-    }
-}
-
-impl From<Transport> for micabox::Transport {
-    fn from(transport: Transport) -> Self {
-        match transport {
-            Transport::Auto => Self::Auto,
-            Transport::Pmem => Self::Pmem,
-            Transport::Blk => Self::Blk,
-        }
-    }
-}
-
-impl From<Root> for micabox::Root {
-    fn from(root: Root) -> Self {
-        match root {
-            Root::Merged => Self::Merged,
-            Root::Stacked => Self::Stacked,
-        }
-    }
-}
-
 /// Parses a word or pattern of `--trim`.
 fn trim(text: &str) -> Result<Trim, TrimError> {
     Trim::new([text])
-}
-
-/// Parses a size of memory as Docker does, in MiB, rounded up: bytes, or with b, k, m, g or t.
-pub fn memory(text: &str) -> Result<u32, String> {
-    match mebibytes(text)? {
-        mib @ 64.0..=4_194_304.0 => Ok(mib as u32),
-        0.0..64.0 => Err("a machine needs at least 64m".into()),
-        _ => Err("more than any machine has".into()),
-    }
 }

@@ -2,10 +2,11 @@
 
 use std::io;
 
+use micabox::words::Size;
 use micabox::{BindSource, Image, ImageName, Mount, MountSource, Tmpfs};
 
 use super::sandbox::SandboxArgs;
-use super::{boolean, bytes};
+use super::{boolean, word};
 use crate::failure::Failure;
 use crate::umask;
 
@@ -348,14 +349,8 @@ fn absolute(target: &str) -> Result<String, String> {
     }
 }
 
-/// Parses a size of at least one byte.
-pub fn size(text: &str) -> Result<u64, String> {
-    /// More than any machine's memory, and representable exactly.
-    const MOST: f64 = (1_u64 << 50) as f64;
-    match bytes(text)?.ceil() {
-        bytes if (1.0..=MOST).contains(&bytes) => Ok(bytes as u64),
-        _ => Err(format!("`{text}`: expected a size of 1 byte to 1024t")),
-    }
+fn size(text: &str) -> Result<u64, String> {
+    word(text).map(|Size(bytes)| bytes)
 }
 
 fn mode(text: &str) -> Result<u32, String> {

@@ -7,26 +7,21 @@
 )]
 
 use std::ffi::{OsStr, OsString};
-use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::Duration;
 
+use micabox::words::{Capabilities, Hostname, Period, Processes, Resolver, Signal, Size, ulimit};
 use micabox::{
-    DiskRate, Error, ErrorKind, Expiry, Mount, NetRate, NetRules, Network, Patch, Rule, Ulimit,
-    Upper, UserNetwork,
+    DiskRate, Error, ErrorKind, Expiry, Mount, NetRate, NetRules, Network, Patch, Root, Rule,
+    Transport, Ulimit, Upper, UserNetwork,
 };
 
-use super::confinement::{self, processes};
-use super::machine::{MachineArgs, Net, Root, Transport};
+use super::machine::{MachineArgs, Net};
 use super::mount::{self, MountFlag};
 use super::ports::{self, Ports};
 use super::security::{SecurityOption, security_option};
 use super::upper::upper;
-use super::{
-    OrDefault, OrNone, absolute, disk_rate, duration, empty_or, forgets, hostname, net_rate, pair,
-    resolver, signal, zero_or,
-};
+use super::{OrDefault, OrNone, absolute, empty_or, forgets, pair, zero_or};
 use crate::failure::Failure;
 use crate::host_memory::HostMemory;
 
@@ -92,17 +87,17 @@ pub struct SandboxArgs {
     pub read_only: bool,
 
     /// Limit a resource of each process [NAME=SOFT[:HARD], as in nofile=1024:4096; -1 is unlimited]
-    #[arg(long, value_name = "LIMIT", value_parser = confinement::ulimit)]
+    #[arg(long, value_name = "LIMIT", value_parser = ulimit)]
     pub(super) ulimit: Vec<Ulimit>,
 
     /// Keep a capability that --cap-drop ALL takes away; root has all of them unless they are
     /// dropped [NET_ADMIN, CAP_NET_ADMIN, ALL]
-    #[arg(long, value_name = "CAPABILITY", value_parser = confinement::capability)]
-    pub(super) cap_add: Vec<u64>,
+    #[arg(long, value_name = "CAPABILITY")]
+    pub(super) cap_add: Vec<Capabilities>,
 
     /// Take a capability away from root and every program
-    #[arg(long, value_name = "CAPABILITY", value_parser = confinement::capability)]
-    pub(super) cap_drop: Vec<u64>,
+    #[arg(long, value_name = "CAPABILITY")]
+    pub(super) cap_drop: Vec<Capabilities>,
 
     /// Keep programs from getting more rights than their callers have, as by set-user-ID bits; Docker's
     /// options for no profiles are taken as well, since there are none [no-new-privileges]
@@ -114,26 +109,21 @@ pub struct SandboxArgs {
     pub(super) group_add: Vec<String>,
 
     /// Most processes and threads of all commands together; 0 or -1 for no limit
-    #[arg(
-        long,
-        value_name = "NUMBER",
-        allow_negative_numbers = true,
-        value_parser = processes
-    )]
-    pub pids_limit: Option<u64>,
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    pub pids_limit: Option<Processes>,
 
     /// Size of /dev/shm [default: 64m]
-    #[arg(long, value_name = "SIZE", value_parser = zero_or(mount::size))]
-    pub shm_size: Option<OrDefault<u64>>,
+    #[arg(long, value_name = "SIZE", value_parser = zero_or::<Size>())]
+    pub shm_size: Option<OrDefault<Size>>,
 
     /// Stop the sandbox when nothing has run in it and no client has been connected to it for this
     /// time; 0 for never
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub idle_timeout: Option<Duration>,
+    #[arg(long, value_name = "DURATION")]
+    pub idle_timeout: Option<Period>,
 
     /// Stop the sandbox after this time; 0 for never
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub max_life: Option<Duration>,
+    #[arg(long, value_name = "DURATION")]
+    pub max_life: Option<Period>,
 
     /// Set a variable, or take its value from here [NAME=VALUE or NAME]
     #[arg(short, long, value_name = "VARIABLE")]
@@ -214,16 +204,16 @@ pub struct SandboxArgs {
     pub net_deny: Vec<Rule>,
 
     /// Resolver for the sandbox's names in place of this machine's; may be repeated
-    #[arg(long, value_name = "IP[:PORT]", value_parser = resolver)]
-    pub dns: Vec<SocketAddr>,
+    #[arg(long, value_name = "IP[:PORT]")]
+    pub dns: Vec<Resolver>,
 
     /// Limit the traffic of each disk, in bytes a second, and the number of its requests; an image that
     /// is mapped as memory has no disk [50m; read=50m,write=20m,iops=1000]
-    #[arg(long, value_name = "RATE", value_parser = disk_rate)]
+    #[arg(long, value_name = "RATE")]
     pub disk_rate: Option<DiskRate>,
 
     /// Limit the network's traffic, in bytes a second [10m; in=10m,out=1m]
-    #[arg(long, value_name = "RATE", value_parser = net_rate)]
+    #[arg(long, value_name = "RATE")]
     pub net_rate: Option<NetRate>,
 
     /// Connect sockets of sandbox and host (AF_VSOCK, backend kvm only): a client that connects to
@@ -243,12 +233,12 @@ pub struct SandboxArgs {
     pub require_limits: bool,
 
     /// Host name inside [default: the sandbox's ID]
-    #[arg(long, value_parser = empty_or(hostname))]
-    pub hostname: Option<OrNone<String>>,
+    #[arg(long, value_parser = empty_or::<Hostname>())]
+    pub hostname: Option<OrNone<Hostname>>,
 
     /// Signal that asks the command to end [default: the image's, or TERM]
-    #[arg(long, value_name = "SIGNAL", value_parser = empty_or(signal))]
-    pub stop_signal: Option<OrNone<i32>>,
+    #[arg(long, value_name = "SIGNAL", value_parser = empty_or::<Signal>())]
+    pub stop_signal: Option<OrNone<Signal>>,
 
     /// Boot the machine instead of starting from a warm template (KVM only)
     #[arg(long)]
@@ -283,7 +273,7 @@ impl SandboxArgs {
 
     /// Fails if processes are to be counted on this machine's own kernel, and can't be.
     fn check_processes(&self) -> Result<(), Failure> {
-        let is_limited = self.pids_limit.is_some_and(|limit| limit != u64::MAX);
+        let is_limited = self.pids_limit.is_some_and(|limit| limit.0 != u64::MAX);
         if !is_limited || !self.machine.shares_kernel() {
             return Ok(());
         }
@@ -422,8 +412,8 @@ impl SandboxArgs {
     /// Returns when the sandbox ends by itself.
     pub fn expiry(&self) -> Expiry {
         Expiry {
-            idle_timeout: self.idle_timeout,
-            max_life: self.max_life,
+            idle_timeout: self.idle_timeout.map(|Period(time)| time),
+            max_life: self.max_life.map(|Period(time)| time),
         }
     }
 
@@ -434,7 +424,7 @@ impl SandboxArgs {
             deny: self.net_deny.clone(),
             narrower: self.net_narrower.clone().unwrap_or_default(),
             publish: self.published(exposed)?,
-            resolvers: self.dns.clone(),
+            resolvers: self.dns.iter().map(|Resolver(address)| *address).collect(),
             rate: self.net_rate.unwrap_or_default(),
         };
         match self.machine.net {

@@ -1,7 +1,8 @@
 //! `--security-opt`, of which a sandbox has no more than Docker's defaults and `no-new-privileges`.
 
+use micabox::BackendChoice;
+
 use super::boolean;
-use super::machine::Backend;
 use super::sandbox::SandboxArgs;
 use crate::failure::Failure;
 
@@ -54,7 +55,7 @@ impl SandboxArgs {
 
     /// Fails if commands on this machine's own kernel are to be less confined than they are.
     pub fn check_security(&self) -> Result<(), Failure> {
-        if self.machine.backend != Backend::Host {
+        if self.machine.backend != BackendChoice::Host {
             return Ok(());
         }
         let refused = |option: &SecurityOption| match option {

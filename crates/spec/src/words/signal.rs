@@ -1,5 +1,9 @@
 //! Signals by name, as images and users write them.
 
+use std::str::FromStr;
+
+use super::WordError;
+
 /// Linux's numbers on x86-64 and arm64, and their names without `SIG`.
 const NAMES: [(&str, i32); 33] = [
     ("HUP", 1),
@@ -42,9 +46,21 @@ const RTMIN: i32 = 34;
 /// The last signal.
 const RTMAX: i32 = 64;
 
-/// Returns the number of a signal given as `TERM`, `SIGTERM`, `15`, `RTMIN+3` or `RTMAX-2`, in any
-/// case, as Docker accepts it. None if there is no such signal.
-pub fn signal_number(name: &str) -> Option<i32> {
+/// A signal by its number, 1 to 64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal(pub i32);
+
+/// Reads `TERM`, `SIGTERM`, `15`, `RTMIN+3` or `RTMAX-2`, in any case, as Docker does.
+impl FromStr for Signal {
+    type Err = WordError;
+
+    fn from_str(text: &str) -> Result<Self, WordError> {
+        let number = number(text).map(Self);
+        number.ok_or_else(|| "no such signal".into())
+    }
+}
+
+fn number(name: &str) -> Option<i32> {
     if let Ok(number) = name.parse::<i32>() {
         return (1..=RTMAX).contains(&number).then_some(number);
     }
@@ -94,7 +110,7 @@ mod tests {
             ("SIG", None),
             ("SIGSIGTERM", None),
         ] {
-            assert_eq!(signal_number(name), number, "{name}");
+            assert_eq!(name.parse().ok(), number.map(Signal), "{name}");
         }
     }
 }
