@@ -79,7 +79,8 @@ const TYPESCRIPT: Language = Language {
         Kind::Flag => "boolean".to_owned(),
         Kind::List => "readonly string[]".to_owned(),
         Kind::Map => "Readonly<Record<string, string>>".to_owned(),
-        Kind::OneOf(words) => quoted(words, " | "),
+        // An editor completes the words, and a variable with a text is taken.
+        Kind::OneOf(words) => format!("{} | (string & {{}})", quoted(words, " | ")),
     },
 };
 
@@ -128,6 +129,7 @@ fn the_lists_of_options_are_current() {
         let written = language.written(&text);
         if env::var_os(UPDATE).is_some() {
             fs::write(&path, &written).unwrap();
+            continue;
         }
         let file = language.file;
         assert!(

@@ -127,14 +127,14 @@ pub trait Machine: Send + Sync {
     fn pause(&self, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
 
     /// Limits how much processor time the machine's process may use from now on, as
-    /// [`MachineConfig::cpu_quota`](crate::MachineConfig::cpu_quota) did at its start.
+    /// [`Machine::cpu_quota`](micabox_spec::Machine::cpu_quota) did at its start.
     ///
     /// # Errors
     /// [`Error::NoLimits`] if its process has no control group that can limit it.
     fn limit_processors(&self, quota: Option<u32>) -> Result<(), Error>;
 
     /// Limits the traffic of each of the machine's disks from now on, as
-    /// [`MachineConfig::disk_rate`](crate::MachineConfig::disk_rate) did at its start. A request that
+    /// [`Machine::disk_rate`](micabox_spec::Machine::disk_rate) did at its start. A request that
     /// waits already counts within a second.
     ///
     /// # Errors

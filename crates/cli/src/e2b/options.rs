@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use micabox::DEFAULT_MEMORY_MIB;
-use micabox::{BackendChoice, Upper};
+use micabox::Upper;
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
@@ -74,7 +74,7 @@ impl Options {
         Ok(Self {
             cpus: match machine.cpus() {
                 Some(cpus) => cpus.whole,
-                None => micabox::builder::default_cpus(BackendChoice::from(machine.backend)),
+                None => micabox::builder::default_cpus(machine.backend),
             },
             memory_mib: memory_mib(&all, machine.memory().unwrap_or(DEFAULT_MEMORY_MIB)),
             disk_mib: match args.upper {

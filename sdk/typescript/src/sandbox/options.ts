@@ -77,7 +77,7 @@ export interface SandboxOptions {
   /** What the root leaves out: paths, or the words `docs`, `man`, `locales` and `caches`. Default: nothing. */
   trim?: readonly string[];
   /** The network: `user` reaches what this machine reaches, but not the machine itself. Default: `user`. */
-  net?: "user" | "none";
+  net?: "user" | "none" | (string & {});
   /** The only addresses and names that can be reached: `10.0.0.0/8`, `*.example.com:443`. Default: all. */
   netAllow?: readonly string[];
   /** Addresses and names that can't be reached, even if they are allowed. Default: none. */
@@ -117,13 +117,13 @@ export interface SandboxOptions {
   /** Whether programs inside may use KVM. Default: `false`. */
   nestedVirtualization?: boolean;
   /** What runs it: our monitor, QEMU, or a container on this machine's kernel. Default: `auto`, never `host`. */
-  backend?: "auto" | "kvm" | "qemu" | "host";
+  backend?: "auto" | "kvm" | "qemu" | "host" | (string & {});
   /** How the image's bytes reach the machine: mapped memory or a disk. Default: `auto`, what boots faster. */
-  transport?: "auto" | "pmem" | "blk";
+  transport?: "auto" | "pmem" | "blk" | (string & {});
   /** Whether the layers are one filesystem or one each. Default: `merged`. */
-  root?: "merged" | "stacked";
+  root?: "merged" | "stacked" | (string & {});
   /** When the registry is asked. Default: `missing`, or what the settings say. */
-  pull?: "always" | "missing" | "never";
+  pull?: "always" | "missing" | "never" | (string & {});
   /** Whether it starts before all of its image is here. Default: `false`, or what the settings say. */
   lazy?: boolean;
   /** Platform of the image: `linux/amd64`. Default: this machine's. */
