@@ -1,6 +1,6 @@
 //! What a copy, a template and a pool have of a sandbox's settings. Another start of a sandbox has all of them.
 //!
-//! Each function names every setting, so that a new one is decided here before it compiles.
+//! The functions that take only a part name every setting, so that a new one is decided here before it compiles.
 
 use micabox_wire::Init;
 use serde::Serialize;
@@ -18,7 +18,7 @@ impl Spec {
             command,
             // One sandbox has a port.
             network: self.network.unpublished(),
-            // Who copies it decides.
+            // The creator of a copy chooses them.
             labels: <_>::default(),
             ..self.clone()
         }
@@ -75,8 +75,8 @@ impl Spec {
         }
     }
 
-    /// Returns the settings of a sandbox whose machine is as this one's, and that has nothing else of it: its machine is
-    /// saved as the template of both.
+    /// Returns the settings of a sandbox whose machine is saved as the template of this one's: without what is set up after
+    /// a restore, and without published ports.
     #[must_use]
     pub fn bare(&self) -> Self {
         Self {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_of_a_pool_is_given_to_whom_it_can_be_made_right() {
+    fn a_machine_of_a_pool_is_given_to_sandboxes_that_need_nothing_before_its_start() {
         assert!(Spec::default().can_be_pooled());
         type Change = fn(&mut Spec, Spec);
         let too_late: [Change; 6] = [

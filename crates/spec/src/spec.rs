@@ -46,7 +46,7 @@ pub struct Spec {
     pub expiry: Expiry,
     /// How long its agent may take to answer, if not the backend's default.
     pub boot_timeout: Option<Duration>,
-    /// Whether its first start must be a boot.
+    /// Whether it boots even if there is a template of its machine.
     pub cold: bool,
     /// Whether it is removed after its end.
     pub auto_remove: bool,

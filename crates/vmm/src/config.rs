@@ -26,7 +26,7 @@ pub struct MachineConfig {
     pub name: String,
     /// How the machine begins.
     pub begin: Begin,
-    /// Its size and its limits; one processor if none are said.
+    /// Its size and its limits; one processor if `cpus` is None.
     pub machine: Machine,
     /// Read-only persistent-memory regions.
     pub pmem: Vec<PmemRegion>,

@@ -125,17 +125,18 @@ fn invalid(message: impl Into<String>) -> Failure {
 fn options(options: &Map<String, Value>) -> Result<Vec<String>, Failure> {
     let mut words = Vec::new();
     let command = Wanted::command();
-    // Of a flag that may be on already, the value counts.
-    let has_value = |name: &str| {
+    // Such a flag may be on by default, and takes a value only to be switched off.
+    let is_switch = |name: &str| {
         let mut arguments = command.get_arguments();
         let argument = arguments.find(|argument| argument.get_long() == Some(name));
-        argument.is_some_and(|argument| argument.get_action().takes_values())
+        let values = argument.and_then(clap::Arg::get_num_args);
+        values.is_some_and(|count| count.min_values() == 0 && count.max_values() > 0)
     };
     for (name, value) in options {
         let name = flag(name);
         match value {
             Value::Null => {}
-            Value::Bool(false) if has_value(&name) => words.push(format!("--{name}=false")),
+            Value::Bool(false) if is_switch(&name) => words.push(format!("--{name}=false")),
             Value::Bool(false) => {}
             Value::Bool(true) => words.push(format!("--{name}")),
             Value::Array(values) => {
@@ -182,6 +183,10 @@ mod tests {
         let off = sandbox(json!({"init": false, "lazy": false, "rm": false, "read_only": false}));
         assert!(!off.machine.init && off.machine.lazy == Some(false));
         assert!(!off.is_forgotten() && !off.read_only);
+        // Elsewhere it says nothing.
+        let nothing =
+            sandbox(json!({"hostname": false, "env": false, "memory": false, "label": false}));
+        assert!(nothing.hostname.is_none() && nothing.env.is_empty() && nothing.label.is_empty());
         let on = sandbox(json!({"init": true, "lazy": true, "rm": true, "read_only": true}));
         assert!(on.machine.init && on.machine.lazy == Some(true));
         assert!(on.is_forgotten() && on.read_only);

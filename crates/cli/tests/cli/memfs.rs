@@ -103,7 +103,7 @@ fn a_process_in_the_background_does_not_keep_it() {
 #[ignore = "needs root: mounts a filesystem"]
 fn limits_hold_and_what_fits_stays() {
     let place = tempfile::tempdir().unwrap();
-    // That the file was closed, the kernel tells after its removal, as it likes: then there is room.
+    // The kernel reports the close asynchronously, possibly after the removal; only then is there room.
     let fill = "dd if=/dev/zero of=full bs=64k 2>/dev/null && exit 9
         stat -c %s full; rm full; until echo kept > small; do sleep 0.01; done 2>/dev/null
         cat small; stat -f -c %b .";

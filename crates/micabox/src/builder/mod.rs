@@ -385,7 +385,8 @@ impl<K: Kind> Builder<K> {
     /// Sets when the sandbox ends by itself, in later starts as well. Default: never.
     #[must_use]
     pub fn expiry(mut self, expiry: Expiry) -> Self {
-        self.start.spec.expiry = expiry;
+        // Zero is never.
+        self.start.spec.expiry = Expiry::default().changed(&expiry);
         self
     }
 

@@ -413,6 +413,7 @@ impl Start {
         match &self.resumed {
             None => directory.register(self.name.as_deref(), self.record(plan, backend)?),
             Some(id) => directory.resume(id, |record| {
+                // Counts for later starts as well; all else that can be set counts for this one.
                 record.spec.boot_timeout = self.spec.boot_timeout;
                 record.transport = plan.transport;
                 record.root = plan.root;

@@ -66,7 +66,8 @@ impl Serialize for SavedMachine {
 impl<'de> Deserialize<'de> for SavedMachine {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let mut value = Value::deserialize(from)?;
-        layout::put_inside(&mut value);
+        layout::put_inside(&mut value, &["memory_mib", "cpus", "upper"])
+            .map_err(serde::de::Error::missing_field)?;
         Self::deserialize(value).map_err(serde::de::Error::custom)
     }
 }
@@ -275,14 +276,18 @@ pub(crate) fn save(
         Problem::Refused(why) => problem(why.into()),
         Problem::Ending(error) => problem(NoAnswer(error).into()),
     })?;
+    let noted: Spec = serde_json::from_value(std::mem::take(&mut frozen.note))
+        .map_err(|error| problem(error.into()))?;
     let machine = SavedMachine {
         spec: Spec {
-            // Limits may have changed since the start.
-            machine: record.spec.machine,
+            // The limits of its processes and disks may have changed since the start.
+            machine: micabox_spec::Machine {
+                require_limits: noted.machine.require_limits,
+                ..record.spec.machine
+            },
             upper: record.spec.upper.clone(),
             setup: record.spec.setup.clone(),
-            ..serde_json::from_value(std::mem::take(&mut frozen.note))
-                .map_err(|error| problem(error.into()))?
+            ..noted
         },
         main: frozen.main,
         memory: None,

@@ -70,7 +70,8 @@ impl Serialize for Record {
 impl<'de> Deserialize<'de> for Record {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let mut value = Value::deserialize(from)?;
-        layout::put_inside(&mut value);
+        layout::put_inside(&mut value, &["memory_mib", "cpus"])
+            .map_err(serde::de::Error::missing_field)?;
         Self::deserialize(value).map_err(serde::de::Error::custom)
     }
 }
@@ -174,7 +175,7 @@ impl Record {
         self.can_start() && self.spec.command.is_some()
     }
 
-    /// Returns the number of its virtual processors.
+    /// Returns the number of its virtual processors, which every record has.
     pub fn cpus(&self) -> u8 {
         self.spec.machine.cpus.unwrap_or(1)
     }

@@ -206,9 +206,15 @@ fn records_of_earlier_versions_are_read_and_written_as_they_were() {
         let before: Value = serde_json::from_str(text).unwrap();
         let mut now = serde_json::to_value(&record).unwrap();
         // These sandboxes could not be started again.
-        assert_eq!(now["spec"]["command"], Value::Null);
-        now.as_object_mut().unwrap().remove("spec");
+        assert_eq!(now["settings"]["command"], Value::Null);
+        assert!(!record.spec.auto_remove);
+        now.as_object_mut().unwrap().remove("settings");
         assert_eq!(now, before);
+        for name in ["memory_mib", "cpus"] {
+            let mut damaged = before.clone();
+            damaged.as_object_mut().unwrap().remove(name);
+            serde_json::from_value::<Record>(damaged).unwrap_err();
+        }
     }
 }
 

@@ -139,7 +139,7 @@ export interface SandboxOptions {
   onProgress?: OnProgress;
   /** Gives up, at any time: nothing is left then. Default: nothing does. */
   signal?: AbortSignal;
-  /** Options of later versions. */
+  /** Any option of a newer `mica` that this list does not have yet. */
   [option: string]: OptionValue | OnProgress | AbortSignal;
 }
 
@@ -156,13 +156,15 @@ export function requestOptions(opts: SandboxOptions): Record<string, OptionValue
     options[name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)] = value;
   }
   if (snapshot !== undefined) options["from"] = snapshot;
-  if (envs !== undefined) checkEnvs((options["env"] = envs));
-  if (metadata !== undefined) {
-    for (const name of Object.keys(metadata)) {
+  const variables = named(options["env"], envs);
+  if (variables !== undefined) checkEnvs((options["env"] = variables));
+  const labels = named(options["label"], metadata);
+  if (labels !== undefined) {
+    for (const name of Object.keys(labels)) {
       if (name !== "" && !name.includes("=")) continue;
       throw new InvalidArgumentError(`\`${name}\` is no name of metadata`, { kind: "invalid" });
     }
-    options["label"] = metadata;
+    options["label"] = labels;
   }
   if (timeoutMs !== undefined) options["max-life"] = seconds("timeoutMs", timeoutMs);
   if (idleTimeoutMs !== undefined) options["idle-timeout"] = seconds("idleTimeoutMs", idleTimeoutMs);
@@ -172,6 +174,12 @@ export function requestOptions(opts: SandboxOptions): Record<string, OptionValue
     options["volume"] = [...mounts, ...list(options["volume"])];
   }
   return options;
+}
+
+/** Values by name of an option, with those of E2B's name for it. */
+function named(option: OptionValue, more: Record<string, string> | undefined): Record<string, string> | undefined {
+  if (option === undefined || typeof option !== "object" || Array.isArray(option)) return more;
+  return { ...(option as Record<string, string>), ...more };
 }
 
 function seconds(name: string, milliseconds: number): string {
