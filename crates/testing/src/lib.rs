@@ -17,4 +17,4 @@ mod wait;
 pub use docker_registry::DockerRegistry;
 pub use process::{children, descendants, exists, run};
 pub use shell::shell;
-pub use wait::{PATIENCE, wait, wait_until};
+pub use wait::{PATIENCE, wait, wait_until, wait_until_none};

@@ -10,6 +10,7 @@
 //! What still sleeps in tests waits for nothing: a time is its subject (an idle timeout, an age, a rate, a slow
 //! side), nothing may happen meanwhile (in a pause, after an end), or a kill may come at any moment.
 
+use std::fmt::Debug;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -32,6 +33,23 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {
         assert!(Instant::now() < deadline, "never happened: {what}");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Waits until nothing is left.
+///
+/// # Panics
+/// If something stays, with its name.
+#[track_caller]
+pub fn wait_until_none<T: Debug>(what: &str, mut left: impl FnMut() -> Vec<T>) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let left = left();
+        if left.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{what} never end: {left:?}");
         std::thread::sleep(POLL);
     }
 }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use micabox_image::convert::Place;
 use micabox_image::{LoadOptions, Settings, Store, progress};
-pub use micabox_testing::{PATIENCE, exists, image, wait, wait_until};
+pub use micabox_testing::{PATIENCE, exists, image, wait, wait_until, wait_until_none};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -192,7 +192,7 @@ impl Home {
 
     /// Waits until no machine is left: a killed one takes a moment to exit.
     pub fn wait_for_no_machine(&self) {
-        wait_until("no machine is left", || self.machines().is_empty());
+        wait_until_none("machines", || self.machines());
     }
 
     /// Fails unless nothing is left of any sandbox.
@@ -200,7 +200,14 @@ impl Home {
         // A machine is taken apart after its `mica run` has returned.
         self.wait_for_no_machine();
         // So is what holds an image for containers.
-        wait_until("no image is held", || self.held_images().is_empty());
+        wait_until_none("holders of images", || {
+            // Those of layers, of trees, and a directory alone if its process was killed.
+            let names = ["mica-layers", "mica-lower"].into_iter();
+            let processes = names.map(|name| (name, self.processes(name)));
+            let processes: Vec<_> = processes.collect();
+            let held = self.held_images().into_iter();
+            held.map(|held| (held, processes.clone())).collect()
+        });
         assert_eq!(self.sandboxes(), [""; 0].map(PathBuf::from));
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let path = self.store();
