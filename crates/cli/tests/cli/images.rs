@@ -384,6 +384,8 @@ fn a_packed_image_is_used_as_any_other() {
     assert_eq!(pack(&["--unused-for", "0"]), packed);
     home.output(&["create", "-q", "--name", "it", "box"]).ok();
     home.output(&["rm", "it"]).ok();
+    // The server of its layers keeps the image in use until it has unpacked it.
+    home.assert_nothing_left();
     // In the background, as after a pull.
     let background = ["store", "pack", "--starts-another", "--unused-for", "0"];
     home.output(&background).ok();
