@@ -388,11 +388,8 @@ impl Start {
             name: name.clone(),
             problem,
         };
-        let has_network = |network: &Network| matches!(network, Network::User(_));
-        match (
-            has_network(&machine.spec.network),
-            has_network(&self.spec.network),
-        ) {
+        let networks = [&machine.spec.network, &self.spec.network];
+        match networks.map(Network::is_some).into() {
             (true, false) => return Err(differs("has a network, which can't be removed")),
             (false, true) => return Err(differs("has no network, and none can be added")),
             _ => {}
