@@ -133,6 +133,8 @@ def sdk(result: dict) -> str:
         count = trips["mica exec"]["count"]
         header = [f"`true`, {count:,} times", "p50, ms", "p99, ms", "p50, to `mica exec`"]
         more = []
+        if looks := found.get("looks"):
+            more.append(looks_of(looks))
         if fork := found.get("fork"):
             more.append(
                 f"`fork({found['copies']})` until the last copy has run a command: "
@@ -147,6 +149,30 @@ def sdk(result: dict) -> str:
             ]
             parts.append(table([f"{found['mib']} MiB", "MB/s", "time, to `cp`"], rows))
     return "\n\n".join(parts)
+
+
+def looks_of(looks: dict) -> str:
+    """Looks for a file a second by client, one after the other."""
+    ours = looks["Python"]["p50"]
+    rows = [
+        [
+            who,
+            f"{1 / of['p50']:,.0f}",
+            f"{of['p50'] * 1e3:.2f}",
+            f"{of['p99'] * 1e3:.2f}",
+            f"{of['p50'] / ours:.2f}",
+        ]
+        for who, of in looks.items()
+    ]
+    count = looks["Python"]["count"]
+    header = [
+        f"`files.exists`, {count:,} times",
+        "a second",
+        "p50, ms",
+        "p99, ms",
+        "p50, to Python",
+    ]
+    return table(header, rows)
 
 
 def lives_of(rates: dict) -> str:

@@ -1,4 +1,4 @@
-"""What the SDKs take: a command's round trip, sandboxes a second, copies, a gigabyte in and out.
+"""What the SDKs take: a command's round trip, looks for a file and sandboxes a second, copies, a gigabyte in and out.
 
     python3 -m bench.sdk [--rounds N] [--quick] [--backends host,kvm]
 
@@ -29,6 +29,7 @@ CLIENTS = REPOSITORY / "bench" / "sdk_clients"
 PYTHON = REPOSITORY / "sdk" / "python"
 TYPESCRIPT = REPOSITORY / "sdk" / "typescript"
 A_ROUND = 50  # commands
+LOOKS = 500  # for a file, a round
 COPIES = 8
 MIB = 128  # of a machine's memory
 PATIENCE = 1200  # seconds for an answer
@@ -115,10 +116,15 @@ def measured(files: pathlib.Path, backend: str, rounds: int, mib: int) -> dict:
             typescript = stack.enter_context(connected(Client(words, environment)))
             clients["TypeScript"] = lambda: typescript.ask(do="rounds", count=A_ROUND)
         lives = {"Python": python}
+        lookers = {"Python": python}
+        if node:
+            lookers["TypeScript"] = typescript
         for who, begin in (("E2B's client", e2b_client), ("microsandbox", microsandbox_client)):
             if peer := begun(stack, who, lambda begin=begin: begin(stack, files, home)):
                 lives[who] = peer
                 clients[who] = lambda peer=peer: peer.ask(do="rounds", count=A_ROUND)
+                if who == "E2B's client":
+                    lookers[who] = peer
         clients["mica exec"] = lambda: [
             timed(home.command("exec", name, "true"), home.environment) for _ in range(A_ROUND)
         ]
@@ -128,6 +134,14 @@ def measured(files: pathlib.Path, backend: str, rounds: int, mib: int) -> dict:
             who: spread([took for one in of for took in one.times]) for who, of in runs.items()
         }
         count = 10 if backend == "kvm" else 80
+        looks = {
+            who: quiet(lambda peer=peer: peer.ask(do="looks", count=LOOKS))
+            for who, peer in lookers.items()
+        }
+        result["looks"] = {
+            who: spread([took for one in of for took in one.times])
+            for who, of in measure.interleave(looks, rounds).items()
+        }
         result["lives"] = {
             who: {str(threads): rate(who, client, count, threads) for threads in (1, 8)}
             for who, client in lives.items()

@@ -2,7 +2,7 @@
 
     PYTHONPATH=SITE-PACKAGES E2B_API_URL=... python3 with_e2b.py IMAGE
 
-Requests: {"do": "rounds" | "lives", ...}; all times are seconds.
+Requests: {"do": "rounds" | "looks" | "lives", ...}; all times are seconds.
 """
 
 import concurrent.futures
@@ -22,6 +22,11 @@ def create() -> Sandbox:
 def rounds(count: int) -> list[float]:
     """Of each command."""
     return [timed(lambda: box.commands.run("true")) for _ in range(count)]
+
+
+def looks(count: int) -> list[float]:
+    """Of each look for a file."""
+    return [timed(lambda: box.files.exists("/etc/passwd")) for _ in range(count)]
 
 
 def lives(count: int, threads: int) -> float:
@@ -46,7 +51,7 @@ def timed(work) -> float:
     return time.perf_counter() - start
 
 
-WORK = {"rounds": rounds, "lives": lives}
+WORK = {"rounds": rounds, "looks": looks, "lives": lives}
 box = create()
 for line in sys.stdin:
     request = json.loads(line)

@@ -2,7 +2,7 @@
 
     PYTHONPATH=sdk/python python3 with_micabox.py IMAGE BACKEND SANDBOX
 
-Requests: {"do": "rounds" | "lives" | "write" | "read" | "fork", ...}; all times are seconds.
+Requests: {"do": "rounds" | "looks" | "lives" | "write" | "read" | "fork", ...}; all times are seconds.
 """
 
 import concurrent.futures
@@ -22,6 +22,11 @@ box = Sandbox.connect(NAME)
 def rounds(count: int) -> list[float]:
     """Of each command."""
     return [timed(lambda: box.commands.run("true")) for _ in range(count)]
+
+
+def looks(count: int) -> list[float]:
+    """Of each look for a file."""
+    return [timed(lambda: box.files.exists("/etc/passwd")) for _ in range(count)]
 
 
 def lives(count: int, threads: int) -> float:
@@ -76,7 +81,14 @@ def timed(work) -> float:
     return time.perf_counter() - start
 
 
-WORK = {"rounds": rounds, "lives": lives, "write": write, "read": read, "fork": fork}
+WORK = {
+    "rounds": rounds,
+    "looks": looks,
+    "lives": lives,
+    "write": write,
+    "read": read,
+    "fork": fork,
+}
 for line in sys.stdin:
     request = json.loads(line)
     print(json.dumps(WORK[request.pop("do")](**request)), flush=True)

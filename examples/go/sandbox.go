@@ -48,7 +48,7 @@ func (sandbox *Sandbox) File(operation map[string]any, stdin io.Reader, stdout i
 	check(err)
 	var stderr bytes.Buffer
 	code, err := sandbox.exec(Streams{stdin, stdout, &stderr}, map[string]any{
-		"argv": []string{"\x00files", string(words)}, "answer_timeout": 60_000,
+		"argv": []string{"\x00files", string(words)}, "answer_timeout": 300_000,
 	})
 	if err == nil && code != 0 {
 		err = fmt.Errorf("%s %s: exit code %d, %s", operation["type"], operation["path"], code, &stderr)

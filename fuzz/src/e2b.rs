@@ -3,7 +3,7 @@
 //! The first byte of an input says in which pieces the rest comes.
 
 use bytes::Bytes;
-use micabox_cli::fuzzing::{self, HEAD, MOST, PIECE, REPLY};
+use micabox_server::fuzzing::{self, HEAD, MOST, PIECE, REPLY};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 

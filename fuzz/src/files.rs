@@ -1,10 +1,10 @@
 //! Operations on a running sandbox's files, in both directions: requests as the agent reads them, and
 //! the replies of an agent that may lie.
 
-use std::path::Component;
+use std::path::{Component, PathBuf};
 
-use micabox::fuzzing::found;
 use micabox_file::{FileKind, Timestamp};
+use micabox_operations as operations;
 use micabox_wire::files::{
     Existing, FileChange, FileEntry, FileEvent, FileFailed, FileReply, FileRequest, FileStat,
 };
@@ -27,6 +27,19 @@ pub fn operation(bytes: &[u8]) {
             frames::<FileReply>(bytes, usize::from(first >> 1) + 1);
             replies(bytes);
         }
+    }
+}
+
+/// Returns the path of a file that an agent reports, if the SDK would pass it on.
+fn found(reply: FileReply) -> Option<PathBuf> {
+    match reply {
+        FileReply::Entry(entry) => operations::DirectoryEntry::new(entry)
+            .ok()
+            .map(|entry| entry.path),
+        FileReply::Event(event) => operations::FileEvent::new(event)
+            .ok()
+            .map(|event| event.path),
+        _ => None,
     }
 }
 

@@ -1,7 +1,51 @@
 //! The data that jailed workers send to their owners: workers read hostile bytes, and may be
 //! compromised.
 
-use micabox::fuzzing::{REPLIES, changes, listed};
+use std::io;
+
+use micabox_jail::Call;
+use micabox_parsers::{self as parsers, read_changes, records};
+
+/// Decodes a reply of one of the kinds of workers and encodes it again; None if the reply is
+/// invalid.
+type Reader = fn(&[u8]) -> Option<Vec<u8>>;
+
+/// One reader for each form of a reply.
+const REPLIES: &[Reader] = &[
+    reply::<parsers::Changes>,
+    reply::<parsers::Look>,
+    reply::<parsers::Patches>,
+    reply::<parsers::Inspect>,
+    reply::<parsers::ext4::Show>,
+    reply::<parsers::ext4::Import>,
+    reply::<parsers::ext4::Check>,
+    reply::<parsers::ext4::Replay>,
+    reply::<parsers::ext4::Grow>,
+];
+
+fn reply<C: Call>(bytes: &[u8]) -> Option<Vec<u8>> {
+    let reply: Result<C::Reply, C::Error> = postcard::from_bytes(bytes).ok()?;
+    postcard::to_allocvec(&reply).ok()
+}
+
+/// Decodes a worker's listing of a filesystem, as far as it is valid, and encodes it again.
+fn listed(mut told: &[u8]) -> Vec<u8> {
+    let mut again = Vec::new();
+    while let Ok(Some(listed)) = records::read::<parsers::ext4::Listed>(&mut told) {
+        if records::write(&mut again, &listed).is_err() {
+            break;
+        }
+    }
+    again
+}
+
+/// Puts together the paths of the changes in a worker's records, and calls `each` with them.
+fn changes(mut told: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    read_changes(&mut told, |change| {
+        each(change.path);
+        Ok(())
+    })
+}
 
 /// Parses a worker's reply, or records from its pipe; the first byte chooses which.
 pub fn answers(input: &[u8]) {

@@ -68,7 +68,7 @@ pub fn requests(bytes: &[u8]) {
     // What the server finds files by. The corpus has an absolute path.
     std::env::set_current_dir("/proc/self/fd").expect("there is /proc");
     let place = Place::new();
-    let before = told(&place.folder());
+    let before = tree_of(&place.folder());
     let root = File::open(place.folder()).expect("it was made");
     let folder = Folder::new(root.into(), is_read_only, is_upper).expect("a directory is served");
     let (mut nodes, mut handles) = (vec![1_u64], vec![0_u64]);
@@ -132,12 +132,12 @@ pub fn requests(bytes: &[u8]) {
     assert_eq!(outside, "secret");
     assert_eq!(fs::read_dir(&place.0).expect("it is there").count(), 2);
     if is_read_only {
-        assert_eq!(told(&place.folder()), before);
+        assert_eq!(tree_of(&place.folder()), before);
     }
 }
 
 /// Returns names, modes and contents in the folder.
-fn told(folder: &Path) -> Vec<(PathBuf, u32, Option<Vec<u8>>)> {
+fn tree_of(folder: &Path) -> Vec<(PathBuf, u32, Option<Vec<u8>>)> {
     use std::os::unix::fs::MetadataExt;
     let mut told = Vec::new();
     let mut left = vec![folder.to_owned()];

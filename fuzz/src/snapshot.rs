@@ -1,7 +1,8 @@
 //! Records of sandboxes and snapshots, in files that may come from elsewhere.
 
-use micabox::fuzzing::snapshot_head;
-use micabox::{BaseName, Record, Snapshot};
+use micabox_disks::Snapshot;
+use micabox_disks::snapshot::head_alone;
+use micabox_state::{BaseName, Record};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -16,7 +17,7 @@ pub fn file(bytes: &[u8]) {
         let length = bytes.len() as u32;
         file = [MAGIC, &length.to_le_bytes(), bytes].concat();
     }
-    let Ok((snapshot, runs)) = snapshot_head(&file) else {
+    let Ok((snapshot, runs)) = head_alone(&mut &file[..]) else {
         return;
     };
     assert!(snapshot.size <= DISK_MAX);

@@ -17,7 +17,11 @@ from typing import Any
 
 import shipped
 
-TARGETS = {"micabox-cli": "x86_64-unknown-linux-musl", "micabox-guest": "x86_64-unknown-linux-gnu"}
+TARGETS = {
+    "micabox-cli": "x86_64-unknown-linux-musl",
+    "micabox-server": "x86_64-unknown-linux-musl",
+    "micabox-guest": "x86_64-unknown-linux-gnu",
+}
 
 
 def main(out: str) -> None:

@@ -30,7 +30,7 @@ SECTIONS = {
         "docs/devcontainers.md",
         "docs/glossary.md",
     ],
-    "Command line": ["reference/commands", "crates/cli/docker-run.md"],
+    "Command line": ["reference/commands", "docs/docker-run.md"],
     "Python": [
         "sdk/python/README.md",
         "reference/python/sandboxes.md",

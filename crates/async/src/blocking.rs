@@ -1,7 +1,6 @@
 //! Work that blocks, on the runtime's threads for it.
 
 use std::panic::resume_unwind;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Runs work of the blocking SDK, [`micabox`], on a thread for it. If the future is dropped, the work
 /// is done all the same.
@@ -33,8 +32,4 @@ where
             Err(ended) => panic!("the runtime has ended: {ended}"),
         },
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

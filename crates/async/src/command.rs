@@ -4,15 +4,14 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use micabox::ExitStatus;
+use micabox_ground::lock;
 use micabox_owner::protocol::frame::{self, Pipe};
 use micabox_owner::protocol::{Failure, Reply, Request, Stream};
 use micabox_wire::{ReceiveWindow, SendWindow, WindowError};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::blocking::lock;
-
-/// Bytes of each output that may be here or under way without being read.
-pub(crate) const WINDOW: u32 = 256 << 10;
+use crate::link::Packet;
+use crate::pieces::{Put, Take, pieces};
 
 /// A command that was requested and is not over.
 pub(crate) struct Entry {
@@ -24,8 +23,8 @@ pub(crate) struct Entry {
     pub(crate) stderr: Option<Sink>,
     /// What becomes of it when nothing here has it any more.
     pub(crate) parting: Parting,
-    /// Nothing has it any more, and it has not started yet.
-    pub(crate) is_abandoned: bool,
+    /// If nothing has it any more, and it has not started yet: what keeps the connection until it has.
+    pub(crate) abandoned: Option<mpsc::UnboundedSender<Packet>>,
 }
 
 /// A command that runs.
@@ -56,17 +55,9 @@ pub(crate) enum Parting {
     Release,
 }
 
-/// A part of an output.
-#[derive(Debug)]
-pub(crate) enum Piece {
-    Data(Vec<u8>),
-    /// All of it was sent.
-    End,
-}
-
 /// Where an output goes: to its reader, while there is one.
 pub(crate) struct Sink {
-    pieces: mpsc::UnboundedSender<Piece>,
+    pieces: Put,
     grants: Arc<Grants>,
 }
 
@@ -84,8 +75,9 @@ pub(crate) struct Input(Mutex<InputState>);
 #[derive(Debug)]
 struct InputState {
     window: SendWindow,
-    /// Nothing reads it any more.
+    /// Nothing reads it any more, or it was ended here.
     is_closed: bool,
+    was_ended: bool,
     waker: Option<Waker>,
 }
 
@@ -148,10 +140,18 @@ impl Entry {
                 status, timed_out, ..
             } => {
                 for sink in [&self.stdout, &self.stderr].into_iter().flatten() {
-                    // Nothing may read it any more.
-                    let _ = sink.pieces.send(Piece::End);
+                    sink.pieces.end();
                 }
                 self.end.send_replace(Some(Ok(Exit { status, timed_out })));
+                return Ok(After::Remove);
+            }
+            Reply::Detached => {
+                // Nothing reads the descriptor that a copy of its output goes to.
+                const PIPE: i32 = 13;
+                self.end.send_replace(Some(Ok(Exit {
+                    status: ExitStatus::Signaled(PIPE),
+                    timed_out: false,
+                })));
                 return Ok(After::Remove);
             }
             Reply::Failed(failure) => {
@@ -182,10 +182,10 @@ impl Entry {
             has_stdin,
         };
         if let Some(waiting) = self.begun.take() {
-            // Whether it is still awaited, `is_abandoned` says.
+            // Whether it is still awaited, `abandoned` says.
             let _ = waiting.send(Ok(begun));
         }
-        Ok(if self.is_abandoned {
+        Ok(if self.abandoned.is_some() {
             After::Part
         } else {
             After::Nothing
@@ -211,14 +211,14 @@ impl Entry {
         };
         let count = data.len();
         lock(&sink.grants.window).received(count)?;
-        let piece = if count == 0 {
-            Piece::End
+        if count == 0 {
+            sink.pieces.end();
+            return Ok(None);
+        }
+        Ok(if sink.pieces.push(data) {
+            None
         } else {
-            Piece::Data(data)
-        };
-        Ok(match sink.pieces.send(piece) {
-            Ok(()) => None,
-            Err(_) => sink.grants.handed_on(count),
+            sink.grants.handed_on(count)
         })
     }
 }
@@ -233,12 +233,11 @@ impl Drop for Entry {
 
 impl Sink {
     /// Makes a sink, the pieces that come out of it, and what is granted for them.
-    pub(crate) fn new(stream: Stream) -> (Self, mpsc::UnboundedReceiver<Piece>, Arc<Grants>) {
-        // What is in it was granted: its bound is the window.
-        let (pieces, reader) = mpsc::unbounded_channel();
+    pub(crate) fn new(stream: Stream, window: u32) -> (Self, Take, Arc<Grants>) {
+        let (pieces, reader) = pieces();
         let grants = Arc::new(Grants {
             stream,
-            window: Mutex::new(ReceiveWindow::new(WINDOW)),
+            window: Mutex::new(ReceiveWindow::new(window)),
         });
         let sink = Self {
             pieces,
@@ -265,8 +264,17 @@ impl Input {
         Arc::new(Self(Mutex::new(InputState {
             window: SendWindow::new(0),
             is_closed: false,
+            was_ended: false,
             waker: None,
         })))
+    }
+
+    /// Notes that it is ended here: what is written waits no more. Returns false if it was before.
+    pub(crate) fn end(&self) -> bool {
+        let mut state = lock(&self.0);
+        state.is_closed = true;
+        wake(state.waker.take());
+        !std::mem::replace(&mut state.was_ended, true)
     }
 
     /// Takes room for up to `wanted` bytes, of which there is at least one. None when nothing reads

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use micabox::{Command, Error, ExecOptions, ExitStatus, Finished, GuestProcess, Stdio};
+use micabox::{
+    Command, Error, ExecOptions, ExitStatus, Finished, GuestProcess, NotedCommand, Stdio,
+};
+use micabox_operations::connection;
 use micabox_owner::protocol::Exec;
 use tokio::io::AsyncReadExt;
 
@@ -105,8 +108,48 @@ impl Commands {
     /// [`Error::NoSuchCommand`]; [`Error::Refused`] if there is no first command;
     /// [`Error::DoesNotRun`].
     pub async fn attach(&self, pid: impl Into<Option<u32>>) -> Result<Process, Error> {
-        let options = ExecOptions::piped(true);
+        self.attach_with(pid, ExecOptions::piped(true)).await
+    }
+
+    /// Attaches to a command as [`Commands::attach`] does. Of `options`, only the streams and the window matter: without
+    /// one that is not [`Stdio::Null`], the result is for the command's end and for signals.
+    ///
+    /// # Errors
+    /// As [`Commands::attach`]; [`Error::Refused`] for streams that are idle or the log, or if another client has the
+    /// stdin that is to come from a descriptor.
+    pub async fn attach_with(
+        &self,
+        pid: impl Into<Option<u32>>,
+        options: ExecOptions,
+    ) -> Result<Process, Error> {
         Process::start(&self.link, Begin::Attach(pid.into()), options).await
+    }
+
+    /// Connects to a TCP port of the sandbox's 127.0.0.1, which need not be published, and waits until the connection is
+    /// made. The process's stdin is what is sent, its stdout what comes; it ends when the other side has ended, and the
+    /// connection when the process is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if nothing listens there; otherwise as [`Commands::spawn`].
+    pub async fn connect_to(&self, port: u16) -> Result<Process, Error> {
+        self.connect_with(port, ExecOptions::piped(true)).await
+    }
+
+    /// Connects as [`Commands::connect_to`] does, with `options`.
+    ///
+    /// # Errors
+    /// As [`Commands::connect_to`].
+    pub async fn connect_with(&self, port: u16, options: ExecOptions) -> Result<Process, Error> {
+        let exec = Box::new(connection(port));
+        Process::start(&self.link, Begin::Exec(exec), options).await
+    }
+
+    /// Lists the commands that run and were started with a [note](ExecOptions::note), by whatever program.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`], [`Error::Lost`]; [`Error::OwnerGone`] if the owner is of a version that keeps none.
+    pub async fn noted(&self) -> Result<Vec<NotedCommand>, Error> {
+        self.link.noted().await
     }
 
     /// Lists the processes in the sandbox. No program of the image is needed for it.

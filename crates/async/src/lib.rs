@@ -9,6 +9,7 @@
 //! | the future of [`Commands::run`] or [`Commands::spawn`] | the command is killed |
 //! | a [`Process`], its streams and [handles](Handle) | the command is killed, unless it is [detached](micabox::ExecOptions::detach) or was [left](Process::leave) |
 //! | a [`Process`] from [`Commands::attach`] | the command continues |
+//! | a [`Process`] from [`Commands::connect_to`] | the connection ends |
 //! | a stream of a [`Process`] that is kept | stdin ends; of an output, the rest is discarded |
 //! | the future of an operation on [`Files`], or a stream of one | the operation ends, done or not |
 //! | the future of anything that works on disks ([`Sandbox::snapshot`]) | it is done all the same |
@@ -21,6 +22,7 @@ mod command;
 mod commands;
 mod files;
 mod link;
+mod pieces;
 mod process;
 mod sandbox;
 mod streams;
@@ -34,5 +36,5 @@ pub use streams::{Output, Stdin};
 
 pub use micabox::{
     Builder, Command, DirectoryEntry, Error, ErrorKind, ExecOptions, ExitStatus, FileEvent,
-    Finished, GuestProcess, Sandboxes, Stdio, TtySize, WriteOptions,
+    Finished, GuestProcess, NotedCommand, Sandboxes, Stdio, TtySize, WriteOptions,
 };

@@ -11,15 +11,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use micabox::{CommandError, Error, Lost};
+use micabox::{CommandError, Error, ErrorKind, Lost, NotedCommand};
+use micabox_ground::lock;
+use micabox_operations::NotedCommands;
 use micabox_owner::protocol::{Decoder, Frame, Reply, Request, frame, preamble};
 use micabox_owner::socket;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::blocking::{blocking, lock};
+use crate::blocking::blocking;
 use crate::command::{After, Entry, Parting};
+
+/// Most commands that were parted from before the guest has answered about their start.
+const ABANDONED: usize = 4096;
 
 /// Bytes received at a time.
 const RECEIVE: usize = 64 << 10;
@@ -37,7 +42,7 @@ pub(crate) struct Link {
 /// Bytes to send, and the descriptors that go with them. As much is waiting as there are requests, and
 /// bytes of stdin that the owner has granted.
 #[derive(Debug)]
-struct Packet {
+pub(crate) struct Packet {
     bytes: Vec<u8>,
     descriptors: Vec<OwnedFd>,
 }
@@ -47,12 +52,18 @@ struct Packet {
 struct Table {
     last: u32,
     waiting: HashMap<u32, Waiting>,
+    /// How many of these are commands that were parted from before they started.
+    abandoned: usize,
     /// The connection has ended.
     is_over: bool,
 }
 
 enum Waiting {
     Reply(oneshot::Sender<Reply>),
+    Noted(
+        NotedCommands,
+        oneshot::Sender<Result<Vec<NotedCommand>, Error>>,
+    ),
     Command(Box<Entry>),
 }
 
@@ -112,6 +123,17 @@ impl Link {
         }
     }
 
+    /// Lists the commands with a note.
+    ///
+    /// # Errors
+    /// As [`Link::ask`], and those of [`NotedCommands::add`].
+    pub(crate) async fn noted(&self) -> Result<Vec<NotedCommand>, Error> {
+        let (sender, list) = oneshot::channel();
+        let waiting = Waiting::Noted(NotedCommands::default(), sender);
+        self.begin(&Request::Commands, waiting, Vec::new())?;
+        list.await.map_err(|_| Lost::closed())?
+    }
+
     /// Requests a command. Returns its number.
     ///
     /// # Errors
@@ -135,6 +157,14 @@ impl Link {
         if table.is_over {
             return Err(Error::DoesNotRun(self.name.clone()));
         }
+        if table.abandoned >= ABANDONED {
+            return Err(Error::Refused {
+                kind: ErrorKind::InUse,
+                message: format!(
+                    "the guest has not answered {ABANDONED} requests that were given up"
+                ),
+            });
+        }
         let number = table.fresh_number();
         let mut bytes = Vec::new();
         frame::encode(number, request, &mut bytes);
@@ -150,7 +180,7 @@ impl Link {
     }
 
     /// Sends a message about a command that runs, unless it is over.
-    pub(crate) fn tell(&self, number: u32, request: &Request) {
+    pub(crate) fn send_request(&self, number: u32, request: &Request) {
         if lock(&self.table).waiting.contains_key(&number) {
             let mut bytes = Vec::new();
             frame::encode(number, request, &mut bytes);
@@ -172,7 +202,8 @@ impl Link {
         };
         if entry.begun.is_some() {
             // The owner takes no signals for it yet.
-            entry.is_abandoned = true;
+            entry.abandoned = Some(self.outgoing.clone());
+            table.abandoned += 1;
             return;
         }
         let parting = entry.parting;
@@ -186,6 +217,11 @@ impl Link {
         if let Some(Waiting::Command(entry)) = lock(&self.table).waiting.get_mut(&number) {
             entry.parting = parting;
         }
+    }
+
+    /// Returns whether the connection has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        lock(&self.table).is_over
     }
 
     /// Waits for the connection's end.
@@ -225,11 +261,21 @@ impl Table {
             }
             (Waiting::Command(entry), Frame::Message(_, reply)) => match entry.reply(reply)? {
                 After::Nothing => {}
-                After::Remove => _ = self.waiting.remove(&number),
-                After::Part => {
-                    let parting = entry.parting;
+                After::Remove => {
+                    let was_abandoned = entry.abandoned.is_some();
+                    self.abandoned -= usize::from(was_abandoned);
                     self.waiting.remove(&number);
-                    return Ok(Some(parting.frames(number)));
+                }
+                After::Part => {
+                    let bytes = entry.parting.frames(number);
+                    let kept = entry.abandoned.take();
+                    self.abandoned -= usize::from(kept.is_some());
+                    self.waiting.remove(&number);
+                    // The connection may end with this, once it is sent.
+                    if let Some(outgoing) = kept {
+                        let descriptors = Vec::new();
+                        let _ = outgoing.send(Packet { bytes, descriptors });
+                    }
                 }
             },
             (Waiting::Reply(_), Frame::Message(_, reply)) => {
@@ -238,7 +284,15 @@ impl Table {
                     let _ = sender.send(reply);
                 }
             }
-            (Waiting::Reply(_), Frame::Data(..)) => {}
+            (Waiting::Noted(list, _), Frame::Message(_, reply)) => {
+                let Some(all) = list.add(reply).transpose() else {
+                    return Ok(None);
+                };
+                if let Some(Waiting::Noted(_, sender)) = self.waiting.remove(&number) {
+                    let _ = sender.send(all);
+                }
+            }
+            (Waiting::Reply(_) | Waiting::Noted(..), Frame::Data(..)) => {}
         }
         Ok(None)
     }
@@ -310,7 +364,7 @@ async fn receive(
 async fn send(stream: &UnixStream, mut packets: mpsc::UnboundedReceiver<Packet>) {
     while let Some(packet) = packets.recv().await {
         if send_all(stream, &packet).await.is_err() {
-            // The owner may have said something before it ended.
+            // The owner may have sent something before it ended.
             pending::<()>().await;
         }
     }
@@ -322,7 +376,7 @@ async fn send_all(stream: &UnixStream, packet: &Packet) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.writable().await?;
         let sent = stream.try_io(Interest::WRITABLE, || {
-            socket::send_now(stream, bytes, &descriptors)
+            Ok(micabox_socket::send_now(stream, bytes, &descriptors)?)
         });
         match sent {
             Ok(count) => {

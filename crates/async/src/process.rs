@@ -1,15 +1,16 @@
 //! A command that runs.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use micabox::{Error, ExecOptions, ExitStatus, Finished, Lost, Stdio, TtySize};
+use micabox_owner::protocol::frame::{self, Pipe};
 use micabox_owner::protocol::{Attach, Exec, Failure, Place, Request, Stream};
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
-use crate::command::{Begun, Entry, Exit, Grants, Input, Parting, Piece, Sink, WINDOW};
+use crate::command::{Begun, Entry, Exit, Grants, Input, Parting, Sink};
 use crate::link::Link;
+use crate::pieces::Take;
 use crate::streams::{Output, Stdin};
 
 /// A command that runs. When it, its streams and its [handles](Handle) are dropped, the command is
@@ -40,6 +41,8 @@ pub(crate) struct Running {
     link: Arc<Link>,
     number: u32,
     end: watch::Receiver<Option<Result<Exit, Failure>>>,
+    /// Its stdin, if that may come from here.
+    input: Option<Arc<Input>>,
 }
 
 /// How a command is begun.
@@ -50,7 +53,7 @@ pub(crate) enum Begin {
 }
 
 /// Both ends of an output: where the connection puts it, and what a reader needs.
-type Reader = (mpsc::UnboundedReceiver<Piece>, Arc<Grants>);
+type Reader = (Take, Arc<Grants>);
 
 impl Process {
     /// Requests a command, and waits until it runs.
@@ -60,18 +63,16 @@ impl Process {
         mut options: ExecOptions,
     ) -> Result<Self, Error> {
         let mut descriptors = Vec::new();
-        let stdin = std::mem::take(&mut options.stdin);
-        let input = matches!(stdin, Stdio::Piped).then(Input::new);
-        let stdin = place(stdin, &mut descriptors);
-        let mut output = |stdio: Stdio, stream: Stream| {
-            let (sink, reader) = match stdio {
-                Stdio::Piped => {
-                    let (sink, pieces, grants) = Sink::new(stream);
-                    (Some(sink), Some((pieces, grants)))
-                }
-                _ => (None, None),
-            };
-            (place(stdio, &mut descriptors), sink, reader)
+        let window = options.output_window();
+        let stdin = std::mem::take(&mut options.stdin).place(&mut descriptors);
+        let input = stdin.is_none().then(Input::new);
+        let stdin = stdin.unwrap_or(Place::Frames);
+        let mut output = |stdio: Stdio, stream: Stream| match stdio.place(&mut descriptors) {
+            Some(place) => (place, None, None),
+            None => {
+                let (sink, pieces, grants) = Sink::new(stream, window);
+                (Place::Frames, Some(sink), Some((pieces, grants)))
+            }
         };
         let (stdout, stdout_sink, stdout_reader) =
             output(std::mem::take(&mut options.stdout), Stream::Stdout);
@@ -85,7 +86,7 @@ impl Process {
                     stdin,
                     stdout,
                     stderr,
-                    window: WINDOW,
+                    window,
                     ..options.request(*exec)
                 };
                 (Request::Exec(Box::new(exec)), terminal, Parting::Kill)
@@ -96,7 +97,7 @@ impl Process {
                     stdin,
                     stdout,
                     stderr,
-                    window: WINDOW,
+                    window,
                 };
                 (Request::Attach(attach), false, Parting::Release)
             }
@@ -110,13 +111,14 @@ impl Process {
             stdout: stdout_sink,
             stderr: stderr_sink,
             parting,
-            is_abandoned: false,
+            abandoned: None,
         };
         // From here on, dropping the future parts from the command.
         let running = Arc::new(Running {
             number: link.start(&request, entry, descriptors)?,
             link: Arc::clone(link),
             end,
+            input: input.clone(),
         });
         let Begun {
             pid,
@@ -127,6 +129,10 @@ impl Process {
             link.part_later(running.number, Parting::Leave);
         }
         let ends_stdin = parting == Parting::Kill && !options.detach;
+        if let Some(input) = input.as_ref().filter(|_| !has_stdin) {
+            // It is another client's.
+            input.end();
+        }
         let output = |reader: Option<Reader>| {
             reader.map(|(pieces, grants)| Output::new(pieces, grants, Arc::clone(&running)))
         };
@@ -219,7 +225,7 @@ impl Handle {
     /// Sends the command's process group a signal: its number on Linux, 1 to 64. The command with the
     /// sandbox's lifetime is sent it alone, as with Docker.
     pub fn signal(&self, signal: i32) {
-        self.running.tell(&Request::Signal { signal });
+        self.running.send_request(&Request::Signal { signal });
     }
 
     /// Sends SIGKILL, as [`Handle::signal`].
@@ -230,7 +236,26 @@ impl Handle {
 
     /// Sets the size of the command's terminal.
     pub fn resize(&self, size: TtySize) {
-        self.running.tell(&Request::Resize(size));
+        self.running.send_request(&Request::Resize(size));
+    }
+
+    /// Ends the command's stdin, if that comes from here, also while something is written to it: the write then fails
+    /// with [`BrokenPipe`](std::io::ErrorKind::BrokenPipe).
+    pub fn end_stdin(&self) {
+        self.running.end_stdin();
+    }
+
+    /// Returns how the command has ended, if it has.
+    ///
+    /// # Errors
+    /// As [`Handle::wait`].
+    pub fn try_wait(&self) -> Result<Option<ExitStatus>, Error> {
+        match self.running.end.borrow().as_ref() {
+            Some(Ok(exit)) => Ok(Some(exit.status)),
+            Some(Err(failure)) => Err(failure.clone().into()),
+            None if self.running.end.has_changed().is_err() => Err(Lost::closed().into()),
+            None => Ok(None),
+        }
     }
 
     async fn exit(&self) -> Result<Exit, Error> {
@@ -250,33 +275,28 @@ impl Running {
     }
 
     /// Sends a message about the command, unless it is over.
-    pub(crate) fn tell(&self, request: &Request) {
-        self.link.tell(self.number, request);
+    pub(crate) fn send_request(&self, request: &Request) {
+        self.link.send_request(self.number, request);
     }
 
     /// Sends bytes of its stdin.
     pub(crate) fn send(&self, frames: Vec<u8>) {
         self.link.send(frames);
     }
+
+    /// Ends its stdin, unless that was done.
+    pub(crate) fn end_stdin(&self) {
+        if self.input.as_ref().is_some_and(|input| input.end()) {
+            let mut bytes = Vec::new();
+            frame::encode_end(self.number, Pipe::Stdin, &mut bytes);
+            self.send(bytes);
+        }
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         self.link.part(self.number);
-    }
-}
-
-/// Returns where a stream is for the owner, and puts aside its descriptor.
-fn place(stdio: Stdio, descriptors: &mut Vec<OwnedFd>) -> Place {
-    match stdio {
-        Stdio::Null => Place::Null,
-        Stdio::Piped => Place::Frames,
-        Stdio::Idle => Place::Idle,
-        Stdio::Log => Place::Log,
-        Stdio::Descriptor(fd) => {
-            descriptors.push(fd);
-            Place::Descriptor
-        }
     }
 }
 

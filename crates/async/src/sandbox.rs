@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use micabox::builder::{FromMemory, Kind};
 use micabox::{
-    Builder, Cancel, Command, EphemeralSnapshot, Error, ErrorKind, ExecOptions, Expiry, Image,
-    ImageEdit, Limits, Lost, Notes, Overrides, Protocol, Record, Reference, SandboxRef, Sandboxes,
-    Snapshot, Stats, Stdio, Stopped,
+    Builder, Cancel, Command, EphemeralSnapshot, Error, ErrorKind, ExecOptions, Exit, Expiry,
+    Image, ImageEdit, Limits, Lost, LostReason, Notes, Overrides, Protocol, Record, Reference,
+    SandboxRef, Sandboxes, Snapshot, Stats, Stdio, Stopped,
 };
+use micabox_ground::lock;
 use micabox_owner::protocol::{Reply, Request};
 use tokio::task::JoinSet;
 
-use crate::blocking::{blocking, lock};
+use crate::blocking::blocking;
 use crate::link::Link;
 use crate::{Commands, Files};
 
@@ -130,6 +131,17 @@ impl Sandbox {
         &self.found
     }
 
+    /// Returns whether the connection to its owner is there. It ends with the sandbox, and each request fails then;
+    /// [`Sandbox::of`] makes another one to a sandbox that runs.
+    pub fn is_connected(&self) -> bool {
+        !self.link.is_over()
+    }
+
+    /// Returns whether anything else uses the connection: a clone, its [`Commands`] or [`Files`], a command or stream.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.link) > 1
+    }
+
     /// Returns its commands.
     pub fn commands(&self) -> Commands {
         Commands::new(&self.link)
@@ -171,8 +183,10 @@ impl Sandbox {
     /// [`Error::Lost`] if its guest was lost; [`Error::Refused`] if another process made it, or it is detached.
     pub async fn detach(&self) -> Result<(), Error> {
         let creator = lock(&self.creator.0).take();
-        let creator = creator
-            .ok_or_else(|| Error::Refused("it does not end with this process".to_owned()))?;
+        let creator = creator.ok_or_else(|| Error::Refused {
+            kind: ErrorKind::Invalid,
+            message: "it does not end with this process".to_owned(),
+        })?;
         blocking(move || creator.detach()).await
     }
 
@@ -422,10 +436,18 @@ async fn copy(moment: Arc<EphemeralSnapshot>) -> Result<Sandbox, Error> {
     Sandbox::start(builder.reattach(), begin).await
 }
 
-/// Returns whether a request failed because the sandbox had ended.
+/// Returns whether a request failed because the sandbox had ended, and was not lost: then something may not be saved.
 fn has_ended(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::NotRunning | ErrorKind::Disconnected
-    )
+    match error {
+        Error::Lost(lost) => matches!(
+            lost.reason,
+            LostReason::Closed
+                | LostReason::Stopped
+                | LostReason::Machine(Exit::Killed { by_us: true, .. })
+        ),
+        error => matches!(
+            error.kind(),
+            ErrorKind::NotRunning | ErrorKind::Disconnected
+        ),
+    }
 }

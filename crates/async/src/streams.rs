@@ -1,25 +1,28 @@
 //! A command's streams, as tokio's.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use futures_core::Stream;
 use micabox_owner::protocol::frame::{self, Pipe};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::mpsc;
 
-use crate::command::{Grants, Input, Piece};
+use crate::command::{Grants, Input};
+use crate::pieces::{Next, Take};
 use crate::process::Running;
 
 /// A command's output. It ends when the command has ended, or has closed it. A command whose output is
-/// not read waits, once 256 KiB of it are here; dropping this discards the rest.
+/// not read waits, once 256 KiB of it are here ([`ExecOptions::window`](crate::ExecOptions::window)); dropping this
+/// discards the rest. As a stream, it has the pieces that have come, of at most 32 KiB, without a copy.
 ///
 /// If the sandbox ends first, reading fails with [`io::ErrorKind::UnexpectedEof`], and
 /// [`Handle::wait`](crate::Handle::wait) has the reason.
 #[derive(Debug)]
 pub struct Output {
-    pieces: mpsc::UnboundedReceiver<Piece>,
+    pieces: Take,
     /// The piece that is being read, and how much of it was.
     piece: Vec<u8>,
     read: usize,
@@ -29,22 +32,17 @@ pub struct Output {
 }
 
 /// A command's stdin. A write waits while the command does not read: at most 256 KiB are under way. It
-/// fails with [`io::ErrorKind::BrokenPipe`] once nothing reads any more. Shutting it down, or dropping it,
-/// ends the stdin; that of a command which was attached to or is detached stays open when it is dropped.
+/// fails with [`io::ErrorKind::BrokenPipe`] once nothing reads any more, or it was ended. Shutting it down, or dropping
+/// it, ends the stdin; that of a command which was attached to or is detached stays open when it is dropped.
 #[derive(Debug)]
 pub struct Stdin {
     input: Arc<Input>,
-    has_ended: bool,
     ends_when_dropped: bool,
     running: Arc<Running>,
 }
 
 impl Output {
-    pub(crate) fn new(
-        pieces: mpsc::UnboundedReceiver<Piece>,
-        grants: Arc<Grants>,
-        running: Arc<Running>,
-    ) -> Self {
+    pub(crate) fn new(pieces: Take, grants: Arc<Grants>, running: Arc<Running>) -> Self {
         Self {
             pieces,
             piece: Vec::new(),
@@ -59,10 +57,40 @@ impl Output {
         self.piece.get(self.read..).unwrap_or_default()
     }
 
+    /// Waits for the next piece; None at the end. Nothing is lost if the future is dropped.
+    ///
+    /// # Errors
+    /// As reading.
+    pub async fn next(&mut self) -> Option<io::Result<Vec<u8>>> {
+        poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+    }
+
+    /// Waits until the piece that is being read has bytes; false at the end.
+    fn poll_unread(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        while self.unread().is_empty() {
+            if self.is_over {
+                return Poll::Ready(Ok(false));
+            }
+            match ready!(self.pieces.poll(context)) {
+                Next::Piece(piece) => {
+                    self.piece = piece;
+                    self.read = 0;
+                }
+                Next::End => self.is_over = true,
+                Next::Broken => {
+                    let message = "the command's output ended before the command";
+                    let error = io::Error::new(io::ErrorKind::UnexpectedEof, message);
+                    return Poll::Ready(Err(error));
+                }
+            }
+        }
+        Poll::Ready(Ok(true))
+    }
+
     /// Lets the owner send more, as `count` bytes are not held any more.
     fn handed_on(&self, count: usize) {
         if let Some(credit) = self.grants.handed_on(count) {
-            self.running.tell(&credit);
+            self.running.send_request(&credit);
         }
     }
 }
@@ -73,44 +101,43 @@ impl AsyncRead for Output {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        loop {
+        if ready!(self.poll_unread(context))? {
             let unread = self.unread();
-            if !unread.is_empty() {
-                let count = unread.len().min(buffer.remaining());
-                buffer.put_slice(unread.get(..count).unwrap_or_default());
-                self.read += count;
-                self.handed_on(count);
-                return Poll::Ready(Ok(()));
-            }
-            if self.is_over {
-                return Poll::Ready(Ok(()));
-            }
-            match ready!(self.pieces.poll_recv(context)) {
-                Some(Piece::Data(piece)) => {
-                    self.piece = piece;
-                    self.read = 0;
-                }
-                Some(Piece::End) => self.is_over = true,
-                None => {
-                    let message = "the command's output ended before the command";
-                    let error = io::Error::new(io::ErrorKind::UnexpectedEof, message);
-                    return Poll::Ready(Err(error));
-                }
-            }
+            let count = unread.len().min(buffer.remaining());
+            buffer.put_slice(unread.get(..count).unwrap_or_default());
+            self.read += count;
+            self.handed_on(count);
         }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Stream for Output {
+    type Item = io::Result<Vec<u8>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(match ready!(self.poll_unread(context)) {
+            Ok(true) => {
+                let read = std::mem::take(&mut self.read);
+                let mut piece = std::mem::take(&mut self.piece);
+                piece.drain(..read);
+                self.handed_on(piece.len());
+                Some(Ok(piece))
+            }
+            Ok(false) => None,
+            Err(error) => {
+                // Nothing comes after it.
+                self.is_over = true;
+                Some(Err(error))
+            }
+        })
     }
 }
 
 impl Drop for Output {
     fn drop(&mut self) {
         // What comes from now on is granted where it is received.
-        self.pieces.close();
-        let mut count = self.unread().len();
-        while let Ok(piece) = self.pieces.try_recv() {
-            if let Piece::Data(piece) = piece {
-                count += piece.len();
-            }
-        }
+        let count = self.unread().len() + self.pieces.close();
         self.handed_on(count);
     }
 }
@@ -119,7 +146,6 @@ impl Stdin {
     pub(crate) fn new(input: Arc<Input>, ends_when_dropped: bool, running: Arc<Running>) -> Self {
         Self {
             input,
-            has_ended: false,
             ends_when_dropped,
             running,
         }
@@ -127,11 +153,7 @@ impl Stdin {
 
     /// Ends it.
     pub(crate) fn end(&mut self) {
-        if !std::mem::replace(&mut self.has_ended, true) {
-            let mut bytes = Vec::new();
-            frame::encode_end(self.running.number(), Pipe::Stdin, &mut bytes);
-            self.running.send(bytes);
-        }
+        self.running.end_stdin();
     }
 }
 
@@ -141,9 +163,6 @@ impl AsyncWrite for Stdin {
         context: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.has_ended {
-            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-        }
         if data.is_empty() {
             return Poll::Ready(Ok(0));
         }

@@ -11,9 +11,9 @@ mod expression;
 
 use serde_json::Value;
 
-use crate::failure::Failure;
-use crate::visible;
 use expression::{Expression, Tokens, is_true, plain};
+use micabox_program::failure::Failure;
+use micabox_program::visible;
 
 /// Most blocks, and most parentheses, inside each other.
 const MOST_NESTED: usize = 32;

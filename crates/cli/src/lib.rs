@@ -1,40 +1,37 @@
-//! The `mica` command, and `mica-server`, which it becomes to serve clients of other protocols.
+//! The `mica` command.
+//!
+//! A module uses those of lower rows only:
+//!
+//! | modules | job |
+//! |---|---|
+//! | this one | the command line, and which command runs |
+//! | `commands` | a command in each file, but for those below |
+//! | `run` | `mica run`: its own flags, and how mica attends to a command, which other commands do as well |
+//! | `serve` | `mica serve --stdio`, for SDKs |
+//! | `server` | how mica becomes `mica-server`, for clients of other protocols |
+//! | `flags` | flags as their users write them |
+//! | `document`, `moment`, `synonyms`, `template` | words of command lines |
+//!
+//! Failures, output, log and settings are in `crates/program`, from options to a sandbox it is `crates/creation`.
 
-mod bars;
-mod causes;
 mod commands;
-mod copies;
 mod document;
-mod e2b;
-mod failure;
-mod host_memory;
-mod log;
-mod mcp;
+mod flags;
 mod moment;
-mod output;
-mod progress;
-mod registries;
-mod report;
 mod run;
 mod serve;
 mod server;
-mod settings;
 mod synonyms;
 mod template;
-mod umask;
-mod usage;
-mod visible;
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use rustix::process::{Resource, getrlimit, setrlimit};
 
-pub use e2b::fuzzing;
-use failure::{EXIT_MICA, Failure};
-use micabox::ErrorKind;
+use micabox_program::failure::EXIT_MICA;
+use micabox_program::usage::{self, EXIT_USAGE};
+use micabox_program::{limits, log, report, serving, umask};
 
 /// Run commands from OCI images, each in a virtual machine of its own.
 ///
@@ -107,26 +104,13 @@ enum Command {
     Version(commands::version::Args),
     Login(commands::login::Args),
     Logout(commands::logout::Args),
-    Serve(serve::Args),
-    Mcp(mcp::Args),
+    Serve(serving::ServeArgs),
+    Mcp(serving::McpArgs),
 }
 
 /// The limit on descriptors that this process sets, where it may: each of a sandbox's connections
 /// is one, and most shells allow 1024. With so many, all places of its network can be taken.
 const DESCRIPTORS: u64 = 16384;
-
-/// Exit code of a wrong command line, except for `run`.
-const EXIT_USAGE: u8 = 2;
-
-fn raise_descriptor_limit(wanted: u64) {
-    let mut limit = getrlimit(Resource::Nofile);
-    let allowed = limit.maximum.map_or(wanted, |most| most.min(wanted));
-    if limit.current.is_some_and(|current| current < allowed) {
-        limit.current = Some(allowed);
-        // If that fails, fewer connections are possible.
-        let _ = setrlimit(Resource::Nofile, limit);
-    }
-}
 
 /// The command line of `mica run` alone. To define all commands takes longer than everything else
 /// that `mica run` does itself.
@@ -164,18 +148,18 @@ enum ExecCommand {
 fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
     match words.get(1) {
         Some(word) if word == "run" => {
-            let RunOnly { log, command } = run::parse(words)?;
+            let RunOnly { log, command } = flags::parse(words)?;
             let RunCommand::Run(args) = command;
             let command = Command::Run(args);
             Ok(Cli { log, command })
         }
         Some(word) if word == "exec" => {
-            let ExecOnly { log, command } = run::parse(words)?;
+            let ExecOnly { log, command } = flags::parse(words)?;
             let ExecCommand::Exec(args) = command;
             let command = Command::Exec(args);
             Ok(Cli { log, command })
         }
-        _ => run::parse(words),
+        _ => flags::parse(words),
     }
 }
 
@@ -189,8 +173,8 @@ pub fn main() -> ExitCode {
     // Owners, machines and parsers are processes of this program, without mica's command line.
     micabox::run_if_worker_with(log::start_in_owner);
     umask::set_ours();
-    outlive_file_limit();
-    raise_descriptor_limit(DESCRIPTORS);
+    limits::outlive_file_limit();
+    limits::raise_descriptor_limit(DESCRIPTORS);
     report::end_with_server();
     let words = synonyms::resolve(std::env::args_os().collect());
     if let Some(failure) = synonyms::refusal(&words) {
@@ -258,71 +242,22 @@ pub fn main() -> ExitCode {
         Command::Version(args) => commands::version::execute(&args),
         Command::Login(args) => commands::login::execute(&args),
         Command::Logout(args) => commands::logout::execute(&args),
-        Command::Serve(args) => serve::execute(&args),
+        Command::Serve(args) if args.is_e2b => server::become_it(),
+        Command::Serve(_) => serve::execute(),
         Command::Mcp(_) => server::become_it(),
     };
-    end(result)
+    micabox_program::end(result)
 }
 
-/// Has a write beyond the caller's limit for files (`ulimit -f`) fail with its error, where the signal would end this
-/// process without a word.
-fn outlive_file_limit() {
-    let signal = rustix::process::Signal::XFSZ.as_raw();
-    let _ = signal_hook::flag::register(signal, Arc::default());
-}
-
-/// Ends the program: says what went wrong, if anything, and leaves no process that ends to the machine's first one.
-fn end(result: Outcome) -> ExitCode {
-    let code = result.unwrap_or_else(|failure| {
-        failure.print();
-        failure.code
-    });
-    micabox::wait_for_processes();
-    ExitCode::from(code)
-}
-
-/// Prints help and version to stdout, and the error of a wrong command line to stderr. For `run`,
-/// the exit code then differs from the command's own ones.
+/// Prints help, a version, or the error of a wrong command line. For `run`, the exit code then differs from the command's
+/// own ones.
 fn refuse(error: &clap::Error, command: Option<&OsStr>) -> ExitCode {
-    if !error.use_stderr() {
-        #[expect(clippy::disallowed_methods, reason = "help has no foreign text")]
-        let printed = error.print();
-        let Err(failure) = printed.or_else(output::unless_unread) else {
-            return ExitCode::SUCCESS;
-        };
-        failure.print();
-        return ExitCode::from(failure.code);
-    }
     let is = |names: &[&str]| names.iter().any(|name| command == Some(name.as_ref()));
-    match run::refusal(error).filter(|_| is(&["run", "create"])) {
-        Some(message) => Failure::of_kind(ErrorKind::Invalid, message).print(),
-        // The error repeats arguments, which may be names of foreign files.
-        None => {
-            let message = failure::cut(usage::text(error));
-            output::write_stderr(&message);
-            let said = message.split("\n\n").next().unwrap_or_default();
-            let said = said.trim_start_matches("error: ").trim_end();
-            Failure::of_kind(ErrorKind::Invalid, said).report();
-        }
-    }
-    ExitCode::from(if is(&["run", "exec", "create"]) {
+    let message = flags::refusal(error).filter(|_| is(&["run", "create"]));
+    let code = if is(&["run", "exec", "create"]) {
         EXIT_MICA
     } else {
         EXIT_USAGE
-    })
-}
-
-/// The result of every command: an exit code, or the failure to print.
-type Outcome = Result<u8, Failure>;
-
-/// Runs `mica-server`.
-pub fn server() -> ExitCode {
-    micabox::run_if_worker_with(log::start_in_owner);
-    umask::set_ours();
-    raise_descriptor_limit(DESCRIPTORS);
-    let line = match server::Line::try_parse() {
-        Ok(line) => line,
-        Err(error) => return refuse(&error, None),
     };
-    end(log::start(line.log).and_then(|()| server::execute(line.command)))
+    usage::refuse(error, message, code)
 }

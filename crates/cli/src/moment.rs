@@ -1,8 +1,10 @@
 //! Moments as Docker's flags take them: dates and times, seconds since 1970, and how long ago.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use crate::output::ago;
+use micabox_ground::clock;
+
+use micabox_program::output::ago;
 
 /// Units of durations, with their nanoseconds.
 const UNITS: [(&str, f64); 8] = [
@@ -31,19 +33,13 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         return Ok(moment);
     }
     let ago = duration(text).ok_or(EXPECTED)?;
-    Ok(now().saturating_sub(ago))
+    Ok(clock::now().saturating_sub(ago))
 }
 
 /// Returns how long ago the moment of a date and time was.
 pub fn since(text: &str) -> Option<String> {
     let moment = date(text)?;
     Some(ago(moment.as_secs().try_into().ok()?))
-}
-
-/// Returns the time of day.
-pub fn now() -> Duration {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.unwrap_or_default()
 }
 
 /// Parses seconds with nine digits behind the point at most.
@@ -142,7 +138,7 @@ fn numbers(text: &str, separator: char) -> Option<[i64; 3]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::rfc3339;
+    use micabox_program::output::rfc3339;
 
     #[test]
     fn moments_are_dates_numbers_or_ages() {
@@ -168,7 +164,7 @@ mod tests {
             ("90000ms", 90),
         ] {
             let moment = parse(text).unwrap();
-            let ago = now() - moment;
+            let ago = clock::now() - moment;
             assert!((seconds..seconds + 10).contains(&ago.as_secs()), "{ago:?}");
         }
         for wrong in [

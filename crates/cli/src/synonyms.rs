@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use micabox::ErrorKind;
 
-use crate::failure::Failure;
+use micabox_program::failure::Failure;
 
 /// Commands that are the same without `container`.
 const CONTAINER: [&str; 22] = [

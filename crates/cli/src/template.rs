@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::failure::Failure;
-use crate::output::{Table, write_stdout};
-use crate::visible;
+use micabox_program::failure::Failure;
+use micabox_program::output::{Table, write_stdout};
+use micabox_program::visible;
 
 /// The help of a list's `--format`.
 pub const HELP: &str = "Print a line for each, of Docker's placeholders [{{.ID}}, {{json .}}, json, 'table \

@@ -6,6 +6,7 @@ mod copy;
 mod disk;
 mod error;
 pub mod filesystem;
+mod flat;
 pub mod partition;
 mod qcow2;
 mod vmdk;
@@ -14,6 +15,7 @@ pub use bytes::ReadAt;
 pub use copy::{WriteAt, copy};
 pub use disk::{Disk, Format};
 pub use error::Error;
+pub use flat::flat_vmdk;
 
 /// Bytes of a sector.
 pub const SECTOR: u64 = 512;

@@ -12,5 +12,5 @@ mod written;
 
 pub use answer::Answer;
 pub use channel::Channel;
-pub use offer::{Offer, flag};
+pub use offer::{Offer, flag, known};
 pub use session::{Server, serve};

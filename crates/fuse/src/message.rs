@@ -20,10 +20,10 @@ pub const MOST_DATA: u32 = 1 << 20;
 /// Most bytes of a request or a reply: data, and a page for all else.
 pub const LARGEST: usize = MOST_DATA as usize + 4096;
 
-/// The protocol's version that this server has.
+/// The protocol's version: the one that has `FUSE_STATX`. The kernel leaves out what it lacks.
 pub const MAJOR: u32 = 7;
 /// Its minor number.
-pub const MINOR: u32 = 38;
+pub const MINOR: u32 = 39;
 
 /// A request.
 #[derive(Clone, Copy, Debug)]

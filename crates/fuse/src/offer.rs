@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use crate::message::{Body, MAJOR, MOST_DATA, Reply};
+use crate::message::{Body, MAJOR, MINOR, MOST_DATA, Reply};
 
 /// Flags of `FUSE_INIT`, each of which a server has to be made for.
 #[expect(missing_docs, reason = "the kernel's names")]
@@ -10,6 +10,7 @@ pub mod flag {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const DONT_MASK: u64 = 1 << 6;
+    pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
@@ -26,10 +27,9 @@ pub mod flag {
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const ALLOW_IDMAP: u64 = 1 << 40;
     pub const OVER_IO_URING: u64 = 1 << 41;
+    /// Not of mainline (`kernel/patches`): the kernel has a table of versions.
+    pub const VERSIONS: u64 = 1 << 63;
 }
-
-/// The protocol's version: the one that has `FUSE_STATX`. The kernel leaves out what it lacks.
-const MINOR: u32 = 39;
 
 /// Oldest minor version that is spoken: that of Linux 5.4.
 const OLDEST: u32 = 31;
@@ -78,12 +78,12 @@ fn asked(mut body: Body<'_>) -> Result<(u32, u64), Errno> {
     }
     let mut known = u64::from(low);
     if known & flag::INIT_EXT != 0 {
-        known |= u64::from(body.u32()?) << 32;
+        known |= u64::from(body.u32().unwrap_or(0)) << 32;
     }
     Ok((readahead, known))
 }
 
-/// Returns the flags that the kernel knows, from the first request's body.
-pub(crate) fn known(body: Body<'_>) -> u64 {
+/// Returns the flags that the kernel knows, from the first request's body; none if that is no such body.
+pub fn known(body: Body<'_>) -> u64 {
     asked(body).map_or(0, |(_, known)| known)
 }

@@ -8,10 +8,11 @@ use micabox_wire::{BootFailed, Identity};
 use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec};
 
-use crate::boot::{Step, files};
-use crate::exec::{Place, Sandbox};
+use crate::boot::files;
 use crate::kernel::{Kernel, has_one_user};
 use crate::network::{self, Interface};
+use crate::sandbox::{Place, Sandbox};
+use crate::step::Step;
 
 /// Gives the machine its identity, and returns the network interface if there is one.
 pub fn set_up(identity: &Identity, kernel: Kernel) -> Result<Option<Interface>, BootFailed> {

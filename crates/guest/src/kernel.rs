@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex};
 
+use micabox_ground::lock;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 /// The first argument of an agent that is the first process of a container. The number of the channel's
@@ -47,7 +48,7 @@ pub struct Disks(Mutex<BTreeMap<String, OwnedFd>>);
 impl Disks {
     /// Takes a disk's mount; None if there is no such disk, or it was taken before.
     pub fn take(&self, serial: &str) -> Option<OwnedFd> {
-        let mut disks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut disks = lock(&self.0);
         disks.remove(serial)
     }
 }

@@ -27,7 +27,9 @@
 //! Once commands run, the agent opens no path in the sandbox: each new process does so itself, after
 //! it has entered. A filesystem that hangs blocks only the processes that use it.
 
+mod announced;
 pub mod boot;
+mod errno;
 pub mod exec;
 mod identity;
 mod kernel;
@@ -36,6 +38,9 @@ mod machine;
 mod mount;
 mod network;
 mod port;
+mod quoted;
+mod sandbox;
+mod step;
 mod stop;
 
 use std::process::ExitCode;

@@ -1,6 +1,5 @@
 //! Mounts filesystems, and collects the kernel's messages when that fails.
 
-use std::ffi::CStr;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -11,9 +10,7 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, move_mount,
 };
 
-use crate::boot::masks;
-use crate::exec::describe;
-use crate::kernel::Kernel;
+use crate::errno::{describe, last_errno};
 
 /// A filesystem that is being configured for its mount, with fsopen(2) and related calls.
 #[derive(Debug)]
@@ -126,25 +123,6 @@ pub fn make_read_only(mount: &OwnedFd) -> rustix::io::Result<()> {
     if result == 0 {
         Ok(())
     } else {
-        Err(crate::exec::last_errno())
-    }
-}
-
-/// Returns a detached mount of the calling process's PID namespace, for [`attach_proc`]. Made where the
-/// agent's `/proc` is still seen: in a user namespace, the kernel makes no other.
-pub fn proc() -> Result<OwnedFd, Error> {
-    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
-        | MountAttrFlags::MOUNT_ATTR_NODEV
-        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    Filesystem::new("proc")?.mount(attributes)
-}
-
-/// Attaches a mount of a PID namespace at the sandbox's `/proc`, and hides what belongs to the host.
-pub fn attach_proc(proc: &OwnedFd, kernel: Kernel) -> Result<(), Error> {
-    let path: &CStr = c"/proc";
-    attach(proc, path)?;
-    match kernel {
-        Kernel::Own => Ok(()),
-        Kernel::Hosts => Ok(masks::cover_proc()?),
+        Err(last_errno())
     }
 }

@@ -12,8 +12,9 @@ use micabox_wire::{BootFailed, Network};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, netdevice};
 
-use crate::boot::{Step, wait_for};
-use crate::exec::last_errno;
+use crate::announced::wait_for;
+use crate::errno::last_errno;
+use crate::step::Step;
 
 const STEP: &str = "start the network";
 const LOOPBACK: &str = "lo";

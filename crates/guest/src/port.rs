@@ -6,7 +6,8 @@ use std::os::fd::OwnedFd;
 use micabox_wire::{BootFailed, BootPart};
 use rustix::fs::{Mode, OFlags};
 
-use crate::boot::{Step, wait_for};
+use crate::announced::wait_for;
+use crate::step::Step;
 
 /// The name that the host gives the port.
 const NAME: &str = "micabox.agent.0";

@@ -7,7 +7,7 @@ use rustix::process::WaitOptions;
 use rustix::system::RebootCommand;
 
 use crate::boot::{UPPER, disk};
-use crate::exec::Sandbox;
+use crate::sandbox::Sandbox;
 
 /// Kills all processes, and waits until the data that they sent has arrived.
 pub fn end_processes() {

@@ -2,7 +2,8 @@
 
 use std::io::{self, Read, Seek, Write};
 
-use oci_spec::image::Config;
+use micabox_ground::piece;
+use micabox_oci::Config;
 use serde_json::Value;
 
 use crate::convert::{self, Expect, Place, convert_layer_in};
@@ -144,14 +145,7 @@ fn add_layer(
     // One byte more than allowed, to tell a layer that is too large from one that just fits.
     let mut archive = archive.take(limits.layer_size.saturating_add(1));
     let mut buffer = vec![0; BUFFER];
-    loop {
-        let count = match archive.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(AppendLayerError::Read(error)),
-        };
-        let bytes = buffer.get(..count).unwrap_or_default();
+    while let Some(bytes) = piece(&mut archive, &mut buffer).map_err(AppendLayerError::Read)? {
         out.write_all(bytes).context("write", &path)?;
     }
     let (mut file, diff_id, size) = out.finish();

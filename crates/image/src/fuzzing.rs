@@ -2,9 +2,9 @@
 
 use std::io::{self, Read};
 
+use crate::Platform;
 pub use crate::convert::fuzzing::{archive, device, erofs, inflate};
 use crate::manifest::{self, Document, ManifestError, Search};
-use crate::platform::Platform;
 use crate::recipe::Recipe;
 use crate::{Digest, Limits};
 

@@ -15,7 +15,6 @@ pub mod identity;
 mod limits;
 mod load;
 pub mod manifest;
-mod platform;
 mod recipe;
 mod save;
 mod settings;
@@ -26,10 +25,12 @@ pub use archive::decompressed;
 pub use convert::WORKER;
 pub use export::Compression;
 pub use hide::Hidden;
-pub use limits::{ENTRY_MEMORY, Limits};
+pub use limits::{ENTRY_MEMORY, Limit, Limits};
 pub use load::{LoadError, LoadOptions, load};
-pub use micabox_oci::{Descriptor, Digest, Progress, Reference, Trim, TrimError, json, progress};
-pub use platform::Platform;
+pub use micabox_oci::{
+    Config, Descriptor, Digest, ImageConfiguration, Platform, Progress, Reference, Trim, TrimError,
+    json, progress,
+};
 pub use save::{ArchiveFormat, SaveError, SaveOptions, UnknownFormat, save};
 pub use settings::{ParallelLayers, Settings};
 pub use store::Store;

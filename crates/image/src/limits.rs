@@ -3,6 +3,8 @@
 //! The defaults are well above any image that is built for use: they limit what a hostile layer
 //! can take from the host. All of them are settings, and an error about one names it.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 const MIB: u64 = 1 << 20;
@@ -94,6 +96,30 @@ impl Limits {
             xattr_size: self.xattr_size,
             sparse_segments: self.sparse_segments,
         }
+    }
+}
+
+/// A limit that an import may exceed, named as the setting is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)] // as the fields of `Limits`
+pub enum Limit {
+    LayerSize,
+    Entries,
+    MetadataSize,
+    MetadataRatio,
+    PathLength,
+    PathDepth,
+    HeaderSize,
+    XattrSize,
+    SparseSegments,
+    CompressionRatio,
+    ZstdWindow,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

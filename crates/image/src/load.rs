@@ -4,8 +4,10 @@ use std::collections::HashSet;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
+
+use micabox_ground::lock;
 
 use crate::archive::{Archive, ArchiveError, ArchivedImage, ArchivedLayer, Found, Problem};
 use crate::convert::{self, Expect};
@@ -121,16 +123,7 @@ pub fn load(
             // It may be the image that the name is for.
             return Err(error);
         }
-        // One that isn't true is an error of the store then, which nothing gets past.
-        match &mut found[..] {
-            [image] => image.names = vec![name.clone()],
-            several => {
-                return Err(LoadError::Several {
-                    name: Box::new(name.clone()),
-                    images: several.iter().map(called).collect(),
-                });
-            }
-        }
+        call(&mut found, name)?;
     } else {
         for image in &mut found {
             keep_true_names(image, progress);
@@ -189,6 +182,21 @@ pub fn load(
     }
     progress.event(Event::Phase(Phase::Done));
     Ok(loaded)
+}
+
+/// Gives the only image of an archive a name of the user's choice.
+fn call(found: &mut [ArchivedImage], name: &Reference) -> Result<(), LoadError> {
+    match found {
+        // One that isn't true is an error of the store then, which nothing gets past.
+        [image] => {
+            image.names = vec![name.clone()];
+            Ok(())
+        }
+        several => Err(LoadError::Several {
+            name: Box::new(name.clone()),
+            images: several.iter().map(called).collect(),
+        }),
+    }
 }
 
 /// Gives a name that the archive has for several images to the last one that was loaded, as Docker
@@ -388,7 +396,7 @@ impl Conversion<'_> {
                         && let Some(layer) = todo.get(next.fetch_add(1, Ordering::Relaxed))
                     {
                         if let Err(error) = self.layer(layer, &limits, &stop) {
-                            let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                            let mut failed = lock(&failed);
                             // Later errors are consequences of the first.
                             failed.get_or_insert(error);
                             stop.store(true, Ordering::Relaxed);
@@ -397,7 +405,7 @@ impl Conversion<'_> {
                 });
             }
         });
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match lock::into_inner(failed) {
             Some(error) => Err(error),
             None => Ok(()),
         }

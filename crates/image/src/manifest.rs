@@ -11,9 +11,9 @@ mod search;
 #[cfg(test)]
 mod tests;
 
-use oci_spec::image::ImageConfiguration;
+use micabox_oci::ImageConfiguration;
 
-use crate::platform::Platform;
+use crate::Platform;
 use crate::{Digest, printable};
 use micabox_oci::json::{self, Json};
 
@@ -51,10 +51,10 @@ pub fn parse_config(bytes: &[u8]) -> Result<ImageConfiguration, ManifestError> {
     let mut config: ImageConfiguration =
         serde::Deserialize::deserialize(document).map_err(malformed)?;
     let host = Platform::host();
-    if config.os().to_string().is_empty() {
+    if config.os().is_empty() {
         config.set_os(host.os().into());
     }
-    if config.architecture().to_string().is_empty() {
+    if config.architecture().is_empty() {
         config.set_architecture(host.architecture().into());
     }
     Ok(config)
@@ -63,8 +63,8 @@ pub fn parse_config(bytes: &[u8]) -> Result<ImageConfiguration, ManifestError> {
 /// Returns the platform in an image's config.
 pub fn platform_of(config: &ImageConfiguration) -> Platform {
     let platform = Platform::new(
-        &config.os().to_string(),
-        &config.architecture().to_string(),
+        config.os(),
+        config.architecture(),
         config.variant().as_deref().unwrap_or_default(),
     );
     platform.with_features(config.os_features().iter().flatten())

@@ -6,9 +6,10 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
+use micabox_ground::lock;
 use micabox_tar::{Attributes, Kind, Member, Writer};
 use serde_json::{Value, json};
 
@@ -237,7 +238,7 @@ impl<'a> Layers<'a> {
                 && let Some(layer) = layers.get(next.fetch_add(1, Ordering::Relaxed))
             {
                 let packed = pack_one(store, layer, scratch, compression, &stop, progress);
-                let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut outcome = lock(&outcome);
                 match packed {
                     Ok(packed) => {
                         if let Ok(all) = &mut *outcome {
@@ -259,9 +260,7 @@ impl<'a> Layers<'a> {
                 scope.spawn(work);
             }
         });
-        self.packed = outcome
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)?;
+        self.packed = lock::into_inner(outcome)?;
         Ok(())
     }
 

@@ -49,7 +49,6 @@ mod children;
 pub mod container;
 mod environment;
 mod feed;
-mod filter;
 mod fuse_ring;
 mod heap;
 mod identity;
@@ -62,7 +61,7 @@ mod walls;
 mod worker;
 mod zygote;
 
-pub use call::{Call, CallError, Death, Limits, Worker, end_worker, probe, wait_for_ended_workers};
+pub use call::{Call, CallError, Death, Limits, Worker, probe, wait_for_ended_workers};
 pub use channel::clone_fuse_channel;
 pub use children::{adopt_orphans, end_children};
 pub use feed::{Fed, Feed, NoRoom};
@@ -75,6 +74,7 @@ pub use start::child::{Child, Program, Spawned};
 pub use start::confine::{
     CAP_DAC_READ_SEARCH, CAP_MKNOD, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Confinement, MAX_FILES,
 };
+pub use start::supervised::{Running, Supervised};
 pub use tail::Tail;
 pub use walls::Error as WallsError;
 pub use walls::{

@@ -7,28 +7,26 @@
 
 use std::io;
 
-use crate::filter::{self, Call, Test, Verdict};
+use libc::{sock_filter, sock_fprog};
+use micabox_seccomp::{Filter as Rules, Instruction, Rule, Test, Verdict};
+
 use crate::walls::{Error, step};
 
 /// The system calls that a thread may make once the filter is installed.
 #[derive(Clone, Debug)]
-pub struct Filter {
-    calls: Vec<Call>,
-}
+pub struct Filter(Rules);
+
+/// Fails a call as an old kernel does.
+const UNKNOWN: Rule = Rule::Always(Verdict::Fail(libc::ENOSYS as u16));
 
 impl Filter {
     /// Allows `calls` with all arguments, and the calls to manage memory, except for new executable
     /// code, and to query descriptors.
     pub fn allowing(calls: impl IntoIterator<Item = libc::c_long>) -> Self {
-        let calls = calls.into_iter().map(|number| Call {
-            number: number as u32, // below 1,000
-            verdict: Verdict::Allowed,
-        });
         let no_code =
             |filter: Self, call| filter.allow_if(call, 2, libc::PROT_EXEC.unsigned_abs(), &[0]);
-        let filter = Self {
-            calls: calls.collect(),
-        };
+        let mut filter = Self(Rules::new(Verdict::Trap, Verdict::KillProcess));
+        calls.into_iter().for_each(|call| filter.allow(call));
         let filter = no_code(filter, libc::SYS_mmap);
         let filter = no_code(filter, libc::SYS_mprotect);
         // The standard library checks that a descriptor that it closes was open.
@@ -38,11 +36,7 @@ impl Filter {
 
     fn allow(&mut self, number: libc::c_long) {
         let number = number as u32; // below 1,000
-        self.calls.retain(|call| call.number != number);
-        self.calls.push(Call {
-            number,
-            verdict: Verdict::Allowed,
-        });
+        self.0.rules.insert(number, Rule::Always(Verdict::Allow));
     }
 
     /// Also allows a call if the lower half of an argument, counted from 0, has one of these values
@@ -61,15 +55,18 @@ impl Filter {
             mask,
             value: *value,
         });
-        let known = self.calls.iter_mut().find(|call| call.number == number);
-        match known.map(|call| &mut call.verdict) {
-            Some(Verdict::If(all)) => all.extend(tests),
+        match self.0.rules.get_mut(&number) {
+            Some(Rule::If { tests: all, .. }) => all.extend(tests),
             // The call is already allowed with all arguments, or must fail as unknown.
-            Some(_) => {}
-            None => self.calls.push(Call {
-                number,
-                verdict: Verdict::If(tests.collect()),
-            }),
+            Some(Rule::Always(_)) => {}
+            None => {
+                let rule = Rule::If {
+                    tests: tests.collect(),
+                    then: Verdict::Allow,
+                    otherwise: Verdict::Trap,
+                };
+                self.0.rules.insert(number, rule);
+            }
         }
         self
     }
@@ -110,11 +107,8 @@ impl Filter {
     /// uses others.
     #[must_use]
     pub fn without(mut self, calls: &[libc::c_long]) -> Self {
-        let calls = calls.iter().map(|number| Call {
-            number: *number as u32, // below 1,000
-            verdict: Verdict::Unknown,
-        });
-        self.calls.extend(calls);
+        let calls = calls.iter().map(|number| (*number as u32, UNKNOWN)); // below 1,000
+        self.0.rules.extend(calls);
         self
     }
 
@@ -123,10 +117,28 @@ impl Filter {
     /// # Errors
     /// [`Error::Step`] where the kernel has no seccomp filters.
     pub fn restrict(self) -> Result<(), Error> {
-        let program = filter::program(self.calls).map_err(step("making a filter"))?;
+        let too_long = |error| step("making a filter")(io::Error::other(error));
+        let program = self.0.program().map_err(too_long)?;
+        let kernels = |Instruction { code, jt, jf, k }| sock_filter { code, jt, jf, k };
+        let mut program: Vec<_> = program.into_iter().map(kernels).collect();
         on_signal(libc::SIGSYS, caught).map_err(step("watching the filter"))?;
-        seccompiler::apply_filter(&program)
-            .map_err(|error| step("filtering system calls")(io::Error::other(error)))
+        install(&mut program).map_err(step("filtering system calls"))
+    }
+}
+
+/// Installs a program as a filter of the calling thread, which can't gain privileges afterwards: without
+/// `CAP_SYS_ADMIN` the kernel takes filters of such threads only.
+fn install(program: &mut [sock_filter]) -> io::Result<()> {
+    rustix::thread::set_no_new_privs(true)?;
+    let program = sock_fprog {
+        len: u16::try_from(program.len()).map_err(io::Error::other)?,
+        filter: program.as_mut_ptr(),
+    };
+    let mode = libc::SECCOMP_SET_MODE_FILTER;
+    // SAFETY: the kernel reads the program, which lives until the call returns.
+    match unsafe { libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -5,9 +5,10 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use micabox_ground::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{read, retry_on_intr};
 
@@ -73,7 +74,7 @@ impl Tail {
     }
 
     fn push(&self, bytes: &[u8]) {
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = lock(&self.ring);
         ring.bytes.extend(bytes);
         let surplus = ring.bytes.len().saturating_sub(ring.capacity);
         ring.bytes.drain(..surplus);
@@ -82,7 +83,7 @@ impl Tail {
     /// Returns the kept part as text for a terminal. Control characters other than line feeds and
     /// tabs are dropped, so that jailed code can't drive the user's terminal.
     pub fn text(&self) -> String {
-        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = lock(&self.ring);
         let bytes: Vec<u8> = ring.bytes.iter().copied().collect();
         drop(ring);
         String::from_utf8_lossy(&bytes)

@@ -6,8 +6,9 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use micabox_ground::lock;
 use rustix::fs::Mode;
 use rustix::process::umask;
 
@@ -70,10 +71,7 @@ impl Kind {
 /// return. Must be called first, while the process has one thread.
 pub fn run_if_worker(kinds: &[Kind]) {
     let names = kinds.iter().chain([&PROBE]).map(|kind| kind.name);
-    CAPABLE
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .extend(names);
+    lock(&CAPABLE).extend(names);
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_none_or(|first| first != ARGUMENT) {
         return;
@@ -152,7 +150,7 @@ pub fn program(kind: &str) -> io::Result<PathBuf> {
     if let Some(named) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(named.into());
     }
-    let capable = CAPABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let capable = lock(&CAPABLE);
     if capable.contains(&kind) {
         // The file that this process runs, even if its name has come to mean another file.
         return Ok("/proc/self/exe".into());

@@ -9,16 +9,13 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use micabox_ground::lock;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
 
 use crate::children::adopt_orphans;
@@ -67,7 +64,7 @@ pub fn start_zygote(kinds: &[Kind], kept: &[&str]) -> io::Result<()> {
         -1 => Err(io::Error::last_os_error()),
         0 => serve(theirs, kinds, kept),
         pid => {
-            *ZYGOTE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Zygote {
+            *lock(&ZYGOTE) = Some(Zygote {
                 pid: Pid::from_raw(pid),
                 connection: ours,
             });
@@ -78,7 +75,7 @@ pub fn start_zygote(kinds: &[Kind], kept: &[&str]) -> io::Result<()> {
 
 /// Ends the zygote, if there is one, and waits for its end. What it has forked goes on.
 pub fn end_zygote() {
-    let zygote = ZYGOTE.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let zygote = lock(&ZYGOTE).take();
     if let Some(Zygote { pid, connection }) = zygote {
         drop(connection);
         let _ = rustix::io::retry_on_intr(|| waitpid(pid, WaitOptions::empty()));
@@ -88,7 +85,7 @@ pub fn end_zygote() {
 /// Has the zygote fork a process of this kind, with `stdin` as descriptor 0, which `name` names in lists of
 /// processes. Its other streams are `/dev/null`. None if there is no zygote, or if the fork fails.
 pub fn fork(kind: &str, name: &str, stdin: &OwnedFd) -> Option<Forked> {
-    let mut zygote = ZYGOTE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut zygote = lock(&ZYGOTE);
     let answer = ask(&zygote.as_ref()?.connection, kind, name, stdin);
     if answer.is_err() {
         // Killed, for one: its next answer would be to this request.
@@ -202,26 +199,13 @@ fn answer(connection: &OwnedFd, kinds: &[Kind], title: &Title) -> io::Result<()>
     }
 }
 
+/// Sends a message, which always has one descriptor.
 fn send(socket: &OwnedFd, bytes: &[u8], descriptor: &OwnedFd) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [descriptor.as_fd()];
-    control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    let flags = SendFlags::NOSIGNAL;
-    rustix::io::retry_on_intr(|| sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags))?;
+    micabox_socket::send(socket, bytes, &[descriptor.as_fd()])?;
     Ok(())
 }
 
 fn receive(socket: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = rustix::io::retry_on_intr(|| {
-        recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)
-    })?;
-    let descriptors = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-        _ => None,
-    });
-    Ok((received.bytes, descriptors.flatten().next()))
+    let received = micabox_socket::receive(socket, bytes, 1)?;
+    Ok((received.bytes, received.descriptors.into_iter().next()))
 }

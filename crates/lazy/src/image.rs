@@ -5,9 +5,10 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 use micabox_erofs::ReadAt;
+use micabox_ground::lock;
 
 use crate::blob::Blob;
 use crate::inflate::Inflaters;
@@ -109,10 +110,7 @@ impl Image {
             let mut fetching = lock(&self.fetching);
             if fetching.chunks.contains(&number) {
                 while fetching.chunks.contains(&number) {
-                    fetching = self
-                        .fetched
-                        .wait(fetching)
-                        .unwrap_or_else(PoisonError::into_inner);
+                    fetching = lock::ignore_poison(self.fetched.wait(fetching));
                 }
                 return Ok(None);
             }
@@ -257,10 +255,6 @@ impl ReadAt for Image {
     fn size(&self) -> io::Result<u64> {
         Ok(self.length)
     }
-}
-
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Image {

@@ -5,11 +5,13 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use micabox_ground::lock;
 use micabox_jail::{Call, Kind, Limits, Worker};
 use micabox_pack::Recent;
+use micabox_socket::read_before;
 use serde::{Deserialize, Serialize};
 
 use crate::blob::LARGEST;
@@ -85,7 +87,7 @@ impl Inflaters {
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Inflater>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.idle)
     }
 }
 
@@ -116,32 +118,14 @@ impl Inflater {
         self.socket
             .write_all(&header)
             .and_then(|()| self.socket.write_all(packed))
-            .and_then(|()| self.read(&mut answer, deadline))
+            .and_then(|()| read_before(&self.socket, &mut answer, deadline))
             .map_err(failed)?;
         if answer != [INFLATED] {
             return Ok(None);
         }
         let mut bytes = vec![0; length as usize];
-        self.read(&mut bytes, deadline).map_err(failed)?;
+        read_before(&self.socket, &mut bytes, deadline).map_err(failed)?;
         Ok(Some(bytes))
-    }
-
-    /// Fills a buffer before a deadline, however slowly the other side sends.
-    fn read(&mut self, mut buffer: &mut [u8], deadline: Instant) -> io::Result<()> {
-        while !buffer.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            self.socket.set_read_timeout(Some(left))?;
-            match self.socket.read(buffer) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => buffer = buffer.get_mut(count..).unwrap_or_default(),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
     }
 }
 

@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use micabox_ground::lock;
 use serde::{Deserialize, Serialize};
 
 /// Chunks that are noted, and that an order may have: those of some 4 GB. Programs read less before they wait.
@@ -55,7 +56,7 @@ impl Recorder {
         let (Ok(layer), Ok(chunk)) = (u32::try_from(layer), u32::try_from(chunk)) else {
             return;
         };
-        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noted = lock(&self.noted);
         if noted.seen.len() >= MOST || !noted.seen.insert((layer, chunk)) {
             return;
         }
@@ -67,7 +68,7 @@ impl Recorder {
 
     /// Returns what was read so far.
     pub fn order(&self) -> Order {
-        let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = lock(&self.noted);
         noted.order.clone()
     }
 }

@@ -4,44 +4,10 @@ use crate::Result;
 use crate::clock::now;
 use crate::filesystem::Filesystem;
 use crate::inode::{Inode, State};
-use crate::xattr::CAPABILITY;
-use micabox_file::{FileKind, Timestamp};
-
-/// Set-id bits of a mode, and execution by the group.
-const SET_UID: u16 = 0o4000;
-pub(crate) const SET_GID: u16 = 0o2000;
-const GROUP_EXECUTES: u16 = 0o010;
-
-/// The attributes of an inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stat {
-    /// Its number, which no other inode has or had.
-    pub number: u64,
-    /// What it is.
-    pub kind: FileKind,
-    /// Permission, set-id and sticky bits.
-    pub mode: u16,
-    /// Its names; of a directory also its own two, and one for each directory in it.
-    pub links: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Major and minor number of a device.
-    pub device: (u32, u32),
-    /// Bytes; of a link those of its target.
-    pub size: u64,
-    /// Blocks of 512 bytes in memory.
-    pub blocks: u64,
-    /// Time of the last access that was recorded. Reading records none.
-    pub atime: Timestamp,
-    /// Time of the last change of the contents.
-    pub mtime: Timestamp,
-    /// Time of the last change.
-    pub ctime: Timestamp,
-    /// Time at which it was made.
-    pub born: Timestamp,
-}
+use crate::lists;
+use crate::mode::{GROUP_EXECUTES, SET_GID, SET_UID};
+use crate::xattr::set::{self, CAPABILITY};
+use micabox_file::{Stat, Timestamp};
 
 /// A time to set.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +93,7 @@ impl Filesystem {
         }
         if let Some(mode) = change.mode {
             state.mode = mode & 0o7777;
-            self.follow_mode(&mut state);
+            lists::follow_mode(&mut state);
         }
         state.uid = change.uid.unwrap_or(state.uid);
         state.gid = change.gid.unwrap_or(state.gid);
@@ -150,7 +116,7 @@ impl Filesystem {
             }
         }
         if kill != Kill::Nothing {
-            self.drop_xattr(state, CAPABILITY);
+            set::remove(self.room(), &mut state.xattrs, CAPABILITY);
         }
     }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use micabox_file::FileKind;
 
 use crate::Result;
-use crate::below::number_of;
-use crate::filesystem::{Filesystem, ROOT};
+use crate::filesystem::Filesystem;
+use crate::number::{ROOT, number_of};
 
 /// Files of the lower that were changed, and the directories on the way to them.
 #[derive(Debug)]

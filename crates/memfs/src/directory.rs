@@ -3,20 +3,19 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use micabox_file::FileKind;
 use rustix::io::Errno;
 
 use crate::Result;
-use crate::attributes::Stat;
-use crate::below::number_of;
-use crate::filesystem::Filesystem;
 use crate::inode::Inode;
 
+/// Most bytes of a name.
+pub const NAME_MAX: usize = 255;
+
 /// The places of `.` and `..`; entries come after them.
-const SELF: u64 = 1;
-const PARENT: u64 = 2;
+pub(crate) const SELF: u64 = 1;
+pub(crate) const PARENT: u64 = 2;
 
 /// A directory's entries.
 #[derive(Debug)]
@@ -60,6 +59,17 @@ impl Directory {
 
     pub(crate) fn get(&self, name: &[u8]) -> Option<&Child> {
         self.by_name.get(name).map(|entry| &entry.child)
+    }
+
+    /// Returns the entries behind a place in their order, each with its place and name.
+    pub(crate) fn behind(&self, place: u64) -> impl Iterator<Item = Result<(u64, &[u8], &Child)>> {
+        let places = self
+            .by_place
+            .range((Bound::Excluded(place), Bound::Unbounded));
+        places.map(|(&place, name)| {
+            let entry = self.by_name.get(name).ok_or(Errno::IO)?;
+            Ok((place, &**name, &entry.child))
+        })
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -108,63 +118,24 @@ impl Directory {
     }
 }
 
-/// An entry that is listed.
-#[derive(Clone, Copy, Debug)]
-pub struct Listed<'a> {
-    /// The inode's number.
-    pub number: u64,
-    /// Its kind.
-    pub kind: FileKind,
-    /// Where listing goes on behind the entry.
-    pub after: u64,
-    /// The entry's name; also `.` and `..`.
-    pub name: &'a [u8],
+/// Returns whether a name may be given: it is neither empty nor too long, and leads nowhere else.
+pub(crate) fn check(name: &[u8]) -> Result<()> {
+    match name {
+        b"" | b"." | b".." => Err(Errno::INVAL),
+        _ if name.len() > NAME_MAX => Err(Errno::NAMETOOLONG),
+        _ if name.contains(&b'/') || name.contains(&0) => Err(Errno::INVAL),
+        _ => Ok(()),
+    }
 }
 
-impl Filesystem {
-    /// Lists a directory from a place on, 0 at first, until `take` returns false. `take` gets a function
-    /// that holds the entry's inode and returns its attributes, except for `.` and `..`. Entries that
-    /// are made or removed meanwhile are listed or not; all others are listed once.
-    ///
-    /// # Errors
-    /// `ENOTDIR`, `ESTALE`, those of the lower.
-    pub fn list(
-        &self,
-        directory: u64,
-        after: u64,
-        mut take: impl FnMut(Listed<'_>, Option<&dyn Fn() -> Result<Stat>>) -> bool,
-    ) -> Result<()> {
-        let inode = self.inode(directory)?;
-        let entries = self.entries(&inode)?;
-        let parent = inode.parent.load(Ordering::Relaxed);
-        for (place, name, number) in [(SELF, &b"."[..], directory), (PARENT, b"..", parent)] {
-            let listed = Listed {
-                number,
-                kind: FileKind::Directory,
-                after: place,
-                name,
-            };
-            if after < place && !take(listed, None) {
-                return Ok(());
-            }
-        }
-        let from = Bound::Excluded(after.max(PARENT));
-        for (&place, name) in entries.by_place.range((from, Bound::Unbounded)) {
-            let child = &entries.by_name.get(name).ok_or(Errno::IO)?.child;
-            let (number, kind) = match child {
-                Child::Made(inode) => (inode.number, inode.kind),
-                Child::Below(file, kind) => (number_of(*file)?, *kind),
-            };
-            let listed = Listed {
-                number,
-                kind,
-                after: place,
-                name,
-            };
-            if !take(listed, Some(&|| self.hold_child(&inode, child))) {
-                break;
-            }
-        }
-        Ok(())
+/// Fails where a name is taken, or where the directory has lost its own.
+pub(crate) fn check_free(entries: &Directory, name: &[u8]) -> Result<()> {
+    check(name)?;
+    if entries.is_removed {
+        return Err(Errno::NOENT);
+    }
+    match entries.get(name) {
+        Some(_) => Err(Errno::EXIST),
+        None => Ok(()),
     }
 }

@@ -8,13 +8,13 @@ use rustix::io::Errno;
 
 use crate::clock::now;
 use crate::inode::{Inode, New, State};
+use crate::lists;
 use crate::lower::Lower;
+use crate::number::{ROOT, file_of};
 use crate::room::{Limits, Room, Usage};
 use crate::table::Table;
+use crate::xattr::set;
 use crate::{Result, below};
-
-/// The number of the root directory.
-pub const ROOT: u64 = 1;
 
 /// A filesystem in memory. All operations may run side by side.
 ///
@@ -86,6 +86,21 @@ impl Filesystem {
         self.room.has_shrunk(by)
     }
 
+    /// Returns the number that a file has in the lower, if it is from there.
+    #[must_use]
+    pub fn below(&self, number: u64) -> Option<u64> {
+        match number {
+            ROOT => self.lower.as_ref().map(|lower| lower.root()),
+            _ => file_of(number),
+        }
+    }
+
+    /// Returns the tree below.
+    #[must_use]
+    pub fn lower(&self) -> Option<&Arc<dyn Lower>> {
+        self.lower.as_ref()
+    }
+
     pub(crate) fn room(&self) -> &Room {
         &self.room
     }
@@ -110,7 +125,7 @@ impl Filesystem {
         }
         let mut state = fresh(new, links);
         state.holds = 1;
-        let inherited = self.inherit(&directory.state(), new, &mut state);
+        let inherited = lists::inherit(&self.room, &directory.state(), new, &mut state);
         if let Err(error) = inherited {
             self.room.give_inodes(1);
             self.room.give_bytes(target);
@@ -167,7 +182,7 @@ impl Filesystem {
         // What is as in the lower took nothing.
         let taken = std::mem::take(&mut state.taken);
         if taken > 0 {
-            self.drop_xattrs(&mut state);
+            set::clear(&self.room, &mut state.xattrs);
             self.room
                 .give_bytes(inode.target().map_or(0, |target| target.len() as u64));
             self.room.give_inodes(taken.into());

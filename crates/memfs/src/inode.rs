@@ -1,17 +1,22 @@
 //! Inodes: what a file is, beside its names.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use micabox_file::{FileKind, Timestamp};
+use micabox_ground::lock;
 use rustix::io::Errno;
 
 use crate::Result;
-use crate::attributes::Stat;
 use crate::contents::Contents;
 use crate::directory::Directory;
 use crate::lower::Lower;
+use crate::number;
+use crate::xattr::set::Xattrs;
+use micabox_file::Stat;
+
+/// Most bytes of a symbolic link's target.
+pub(crate) const TARGET_MAX: usize = 4095;
 
 /// A file, directory, link, device, FIFO or socket.
 ///
@@ -57,7 +62,7 @@ pub(crate) struct State {
     pub(crate) atime: Timestamp,
     pub(crate) mtime: Timestamp,
     pub(crate) ctime: Timestamp,
-    pub(crate) xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    pub(crate) xattrs: Xattrs,
 }
 
 impl State {
@@ -191,8 +196,22 @@ impl Inode {
         }
     }
 
+    /// Returns whether it is from the lower, and not its root.
+    pub(crate) fn is_from_lower(&self) -> bool {
+        number::is_from_lower(self.number)
+    }
+
+    /// Ends the hold of the directory that it was found in; returns that, once.
+    pub(crate) fn give_back(&self) -> Option<u64> {
+        if !self.is_from_lower() {
+            return None;
+        }
+        let directory = self.parent.swap(0, Ordering::Relaxed);
+        (directory != 0).then_some(directory)
+    }
+
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Returns a link's target.
@@ -210,7 +229,7 @@ impl Inode {
     /// Returns the entries, to read them, as far as they are known ([`crate::Filesystem::entries`]).
     pub(crate) fn known_entries(&self) -> Result<RwLockReadGuard<'_, Directory>> {
         match &self.body {
-            Body::Directory(entries) => Ok(entries.read().unwrap_or_else(PoisonError::into_inner)),
+            Body::Directory(entries) => Ok(lock::read(entries)),
             _ => Err(Errno::NOTDIR),
         }
     }
@@ -218,7 +237,7 @@ impl Inode {
     /// Does the same, to change them.
     pub(crate) fn known_entries_mut(&self) -> Result<RwLockWriteGuard<'_, Directory>> {
         match &self.body {
-            Body::Directory(entries) => Ok(entries.write().unwrap_or_else(PoisonError::into_inner)),
+            Body::Directory(entries) => Ok(lock::write(entries)),
             _ => Err(Errno::NOTDIR),
         }
     }
@@ -226,7 +245,7 @@ impl Inode {
     /// Returns a file's contents, to read them.
     pub(crate) fn contents(&self) -> Result<RwLockReadGuard<'_, Contents>> {
         match &self.body {
-            Body::File(contents) => Ok(contents.read().unwrap_or_else(PoisonError::into_inner)),
+            Body::File(contents) => Ok(lock::read(contents)),
             Body::Directory(_) => Err(Errno::ISDIR),
             _ => Err(Errno::INVAL),
         }
@@ -235,7 +254,7 @@ impl Inode {
     /// Returns a file's contents, to change them.
     pub(crate) fn contents_mut(&self) -> Result<RwLockWriteGuard<'_, Contents>> {
         match &self.body {
-            Body::File(contents) => Ok(contents.write().unwrap_or_else(PoisonError::into_inner)),
+            Body::File(contents) => Ok(lock::write(contents)),
             Body::Directory(_) => Err(Errno::ISDIR),
             _ => Err(Errno::INVAL),
         }
@@ -259,7 +278,7 @@ impl Inode {
     fn size(&self) -> (u64, u64) {
         match &self.body {
             Body::File(contents) => {
-                let contents = contents.read().unwrap_or_else(PoisonError::into_inner);
+                let contents = lock::read(contents);
                 (contents.size(), contents.blocks())
             }
             Body::Link(target) => (target.len() as u64, 0),

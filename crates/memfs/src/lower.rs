@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use micabox_file::{FileKind, Segment};
 
 use crate::Result;
-use crate::attributes::Stat;
+use micabox_file::Stat;
 
 /// A name in a directory, with the number and the kind of what it stands for.
 pub type LowerEntry = (Box<[u8]>, u64, FileKind);

@@ -1,46 +1,19 @@
 //! Names: how they come and go.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
+use micabox_ground::lock;
 use rustix::io::Errno;
 
 use crate::Result;
-use crate::attributes::Stat;
 use crate::clock::now;
-use crate::directory::Directory;
+use crate::directory::{NAME_MAX, check_free};
 use crate::filesystem::Filesystem;
-use crate::inode::{Inode, New};
-
-/// Most bytes of a name.
-pub const NAME_MAX: usize = 255;
-
-/// Most bytes of a symbolic link's target.
-pub(crate) const TARGET_MAX: usize = 4095;
+use crate::inode::{Inode, New, TARGET_MAX};
+use micabox_file::Stat;
 
 /// Most names of a file, as on ext4: the SDK's and other programs' archives hold no more of them.
 pub(crate) const LINKS: u32 = 65_000;
-
-/// Returns whether a name may be given: it is neither empty nor too long, and leads nowhere else.
-pub(crate) fn check(name: &[u8]) -> Result<()> {
-    match name {
-        b"" | b"." | b".." => Err(Errno::INVAL),
-        _ if name.len() > NAME_MAX => Err(Errno::NAMETOOLONG),
-        _ if name.contains(&b'/') || name.contains(&0) => Err(Errno::INVAL),
-        _ => Ok(()),
-    }
-}
-
-/// Fails where a name is taken, or where the directory has lost its own.
-pub(crate) fn check_free(entries: &Directory, name: &[u8]) -> Result<()> {
-    check(name)?;
-    if entries.is_removed {
-        return Err(Errno::NOENT);
-    }
-    match entries.get(name) {
-        Some(_) => Err(Errno::EXIST),
-        None => Ok(()),
-    }
-}
 
 impl Filesystem {
     /// Finds a name, and holds what it stands for.
@@ -170,7 +143,7 @@ impl Filesystem {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `ESTALE`.
     pub fn remove_directory(&self, directory: u64, name: &[u8]) -> Result<()> {
-        let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+        let _moving = lock::read(&self.moving);
         let directory = self.inode(directory)?;
         let mut entries = self.entries_mut(&directory)?;
         let inode = self.child(&directory, entries.get(name).ok_or(Errno::NOENT)?)?;

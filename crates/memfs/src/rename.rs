@@ -1,17 +1,18 @@
 //! Renaming (rename(2)).
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
+use micabox_ground::lock;
 use rustix::io::Errno;
 
 use crate::Result;
-use crate::below::Held;
+use crate::children::Held;
 use crate::clock::now;
-use crate::directory::Directory;
-use crate::filesystem::{Filesystem, ROOT};
+use crate::directory::{Directory, check};
+use crate::filesystem::Filesystem;
 use crate::inode::{Inode, New};
-use crate::names::check;
+use crate::number::ROOT;
 
 /// What happens to the names of a rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +75,7 @@ impl Filesystem {
             name: new_name,
         };
         if directory == new_directory {
-            let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+            let _moving = lock::read(&self.moving);
             let mut entries = self.entries_mut(&old.directory)?;
             let pair = Pair {
                 old: &mut entries,
@@ -83,7 +84,7 @@ impl Filesystem {
             return self.rename_locked(&old, &new, pair, mode);
         }
         // Alone: no directory moves while the way from one to the root is followed.
-        let _moving = self.moving.write().unwrap_or_else(PoisonError::into_inner);
+        let _moving = lock::write(&self.moving);
         self.check_cycles(&old, &new, mode)?;
         let mut old_entries = self.entries_mut(&old.directory)?;
         let mut new_entries = self.entries_mut(&new.directory)?;

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
+
+use micabox_ground::lock;
 
 use crate::inode::Inode;
 
@@ -12,7 +14,7 @@ const PARTS: usize = 64;
 type Part = RwLock<HashMap<u64, Arc<Inode>>>;
 
 /// All inodes by number. Numbers are not used again. Those that are made here are odd; even ones are
-/// of the lower's files ([`crate::below`]), which leave the table and come back.
+/// of the lower's files ([`crate::number`]), which leave the table and come back.
 #[derive(Debug)]
 pub(crate) struct Table {
     parts: Vec<Part>,
@@ -37,22 +39,20 @@ impl Table {
     }
 
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Inode>> {
-        let part = self.part(number)?.read();
-        let part = part.unwrap_or_else(PoisonError::into_inner);
+        let part = lock::read(self.part(number)?);
         part.get(&number).cloned()
     }
 
     pub(crate) fn insert(&self, inode: Arc<Inode>) {
         if let Some(part) = self.part(inode.number) {
-            let mut part = part.write().unwrap_or_else(PoisonError::into_inner);
+            let mut part = lock::write(part);
             part.insert(inode.number, inode);
         }
     }
 
     /// Returns an inode, held once more.
     pub(crate) fn hold(&self, number: u64) -> Option<Arc<Inode>> {
-        let part = self.part(number)?.read();
-        let part = part.unwrap_or_else(PoisonError::into_inner);
+        let part = lock::read(self.part(number)?);
         let inode = part.get(&number)?;
         inode.state().holds += 1;
         Some(Arc::clone(inode))
@@ -60,8 +60,7 @@ impl Table {
 
     /// Adds an inode that is held, unless its number is taken meanwhile: then that one is held, and returned.
     pub(crate) fn insert_or_hold(&self, inode: &Arc<Inode>) -> Option<Arc<Inode>> {
-        let part = self.part(inode.number)?.write();
-        let mut part = part.unwrap_or_else(PoisonError::into_inner);
+        let mut part = lock::write(self.part(inode.number)?);
         if let Some(there) = part.get(&inode.number) {
             there.state().holds += 1;
             return Some(Arc::clone(there));
@@ -79,7 +78,7 @@ impl Table {
         let Some(part) = self.part(number) else {
             return false;
         };
-        let mut part = part.write().unwrap_or_else(PoisonError::into_inner);
+        let mut part = lock::write(part);
         if !part.get(&number).is_some_and(|inode| is_due(inode)) {
             return false;
         }
@@ -96,7 +95,7 @@ impl Table {
     /// Calls `each` for all inodes.
     pub(crate) fn each(&self, mut each: impl FnMut(&Arc<Inode>)) {
         for part in &self.parts {
-            let part = part.read().unwrap_or_else(PoisonError::into_inner);
+            let part = lock::read(part);
             part.values().for_each(&mut each);
         }
     }

@@ -6,13 +6,19 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use micabox_disks as patch;
+use micabox_disks::Base;
+use micabox_disks::upper::Unread;
+use micabox_error::Error;
 use micabox_file::FileKind;
+use micabox_operations::LeftOut;
 use micabox_overlay::through_links;
 use micabox_overlay::view::PathKind;
 use micabox_owner::Client;
+use micabox_parsers::{Look, Pack};
+use micabox_state::upper_disk;
 
-use crate::jailed::{self, Look, Pack, Unread};
-use crate::{Base, Error, LeftOut, SandboxRef, patch, upper};
+use crate::SandboxRef;
 
 impl SandboxRef {
     /// Returns what a path in the sandbox leads to, all symbolic links followed, and where that is: a path whose
@@ -36,7 +42,7 @@ impl SandboxRef {
             lower,
             path: path.to_vec(),
         };
-        jailed::call(&look, disk.file, below, 0).map_err(|error| about.error(error))
+        micabox_parsers::call(&look, disk.file, below, 0).map_err(|error| about.error(error))
     }
 
     fn leads_to_inside(&self, path: &[u8]) -> Result<(PathKind, Vec<u8>), Error> {
@@ -72,7 +78,7 @@ impl SandboxRef {
     /// [`Unread::finish`] has the others: [`Error::Patch`] if there is no such path.
     pub fn read_archive(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<Unread, Error> {
         if self.runs() {
-            return Ok(self.files().pack(path, follow, name)?.into());
+            return Ok(Unread::of(self.files().pack(path, follow, name)?));
         }
         let frozen = self.frozen_disk()?;
         let base = self.base()?;
@@ -102,7 +108,7 @@ impl SandboxRef {
         let (found, _lock) = self.hold()?;
         found.record.disk_size()?;
         let base = Base::of(self.sandboxes().store(), &found.record)?;
-        patch::unpack(&upper::disk(&found.path), &base, root, archive.into())?;
+        patch::unpack(&upper_disk(&found.path), &base, root, archive.into())?;
         Ok(Vec::new())
     }
 

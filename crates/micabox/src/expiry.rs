@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use micabox_error::Error;
 use micabox_owner::Client;
 use micabox_owner::protocol::{Reply, Request};
 use micabox_spec::Expiry;
-
-use crate::Error;
 
 /// How long an owner may take to reply.
 const ANSWER: Duration = Duration::from_secs(30);

@@ -9,109 +9,65 @@
 //! enough for other processes to list sandboxes, to stop them, and to clean up after an owner that
 //! was killed.
 //!
-//! Everything that occurs in a signature is exported here, so a program needs no other crate of
-//! Micabox. [`image`] has the rest of what there is to do with images, such as loading archives.
+//! Everything that a program needs is exported here, so it needs no other crate of Micabox. What names
+//! a type that is not exported is for those other crates, which change without notice. [`image`] has the rest of what there is to do with images, such as loading archives.
 //! Pulling them needs the feature `registry`, a default one, and with it an asynchronous runtime.
 
 #![forbid(unsafe_code)]
 
 mod archives;
-mod base;
 pub mod builder;
-mod cancel;
-mod commit;
-mod error;
 mod expiry;
 mod files;
-mod flush;
-mod freeze;
-#[doc(hidden)]
-pub mod fuzzing;
-mod guest_files;
-mod held;
-mod history;
-mod holders;
-mod image_files;
-#[doc(hidden)]
-pub mod jailed;
-mod layers;
-mod log;
-mod lowers;
-mod mount;
-mod mounted;
-mod name;
-mod network;
-mod own_process;
-mod owner;
-mod patch;
-mod plan;
+mod kept;
 mod pool;
 mod process;
 mod processes;
-mod registrar;
 mod resources;
 mod running;
 mod sandbox;
-mod share;
-mod snapshot;
-mod stamp;
-mod state;
+mod sandboxes;
+mod snapshots;
 mod stop;
-mod template;
 mod timings;
-mod upper;
-mod volume;
+mod volumes;
 mod worker;
 
-pub use base::{Base, BaseName, DiskProblem, Format, OpenDisk, RootDisk};
-pub use builder::{Builder, OwnerLog, Restore};
-pub use cancel::Cancel;
-pub use error::{Error, ErrorKind, Source};
+pub use builder::{Builder, Restore};
 pub use expiry::Expires;
-#[doc(hidden)]
-pub use files::FileTask;
-pub use files::{
-    Attributes, DirectoryEntry, Entries, FileEvent, FileReader, FileWriter, Files, LeftOut, Watch,
-    WriteOptions,
-};
-pub use guest_files::GuestFiles;
-pub use history::{History, SandboxEvent};
-pub use jailed::{Notes, Unread};
-pub use log::{LogReader, LogRecord, LogStream};
-pub use mount::anonymous_volume;
-pub use mounted::{
-    MemoryRecord, MountOptions, MountRecord, MountedTree, Mounts, ServedBy, Tree, TreeKind,
-    Unmounted,
-};
-pub use own_process::{fork_processes, wait_for_processes};
-pub use patch::Patch;
-pub use plan::PlanError;
-pub use pool::{Pool, PoolRecord};
-pub use process::{ExecOptions, Finished, Handle, Output, Process, Stdin, Stdio};
-pub use processes::GuestProcess;
+pub use files::{Entries, FileReader, FileWriter, Files, Watch};
+pub use process::{Handle, Output, Process, Stdin};
 pub use resources::Resources;
-pub use running::NotedCommand;
-pub use sandbox::{Ended, Event, Sandbox};
-pub use snapshot::{EphemeralSnapshot, NewSnapshot, SavedMachine, Snapshot};
-pub use state::{ProcessId, Record, SandboxRef, Sandboxes, Status};
+pub use sandbox::Sandbox;
+pub use sandboxes::{SandboxRef, Sandboxes};
+pub use snapshots::EphemeralSnapshot;
 pub use stop::{DEFAULT_GRACE, Stopped};
 pub use timings::Timings;
-pub use upper::{Change, ChangeKind, FrozenDisk};
-pub use volume::{MIN_VOLUME_SIZE, Volume, VolumeUser, VolumeWish};
-#[doc(hidden)]
 pub use worker::worker_kinds;
-pub use worker::{run_if_worker, run_if_worker_with};
+pub use worker::{fork_processes, run_if_worker, run_if_worker_with};
 
+pub use micabox_disks::{
+    Base, Change, ChangeKind, FrozenDisk, MIN_VOLUME_SIZE, NewSnapshot, Patch, Snapshot, Unread,
+    Volume,
+};
+pub use micabox_error::{DiskProblem, Error, ErrorKind, PlanError, Source, VolumeUser, VolumeWish};
 pub use micabox_file::{FileKind, Timestamp};
+pub use micabox_holders::own_process::wait_for_processes;
 pub use micabox_image as image;
 pub use micabox_image::store::{Error as StoreError, Image};
 pub use micabox_image::{
-    AppendLayerError, Digest, ImageEdit, Limits, Reference, Store, Trim, TrimError,
+    AppendLayerError, Config as ImageConfig, Digest, ImageEdit, Limits, Reference, Store, Trim,
+    TrimError,
 };
 pub use micabox_net::{Error as NetworkError, opens_what_is_closed};
+pub use micabox_operations::{
+    Attributes, DirectoryEntry, ExecOptions, FileEvent, Finished, GuestProcess, LeftOut,
+    NotedCommand, Stdio, WriteOptions,
+};
 pub use micabox_overlay::view::PathKind;
 pub use micabox_owner::protocol::Stats;
 pub use micabox_owner::{Lost, LostReason};
+pub use micabox_parsers::{Format, Notes, OpenDisk, RootDisk};
 pub use micabox_spec::network::{
     Network, Protocol, Publish, PublishError, Rate as NetRate, Rule, RuleError, Rules as NetRules,
     UserNetwork,
@@ -122,14 +78,24 @@ pub use micabox_spec::{
     DiskRate, EnvChange, Expiry, ImageName, ImageSource, Machine as MachineSpec, Mount, MountError,
     MountSource, Overrides, Root, Setup, SizeError, Spec, Transport, Upper, VolumeSource,
 };
+pub use micabox_start::{
+    Cancel, Ended, Event, GuestFiles, OwnerLog, Pool, PoolRecord, anonymous_volume,
+};
+pub use micabox_state::{
+    BaseName, History, LogReader, LogRecord, LogStream, ProcessId, Record, SandboxEvent,
+    SavedMachine, Status,
+};
 #[cfg(feature = "registry")]
 pub use micabox_transfer as transfer;
 #[cfg(feature = "registry")]
 pub use micabox_transfer::{Cancellation, PullError, PullOptions, PullPolicy, pull, pull_blocking};
+pub use micabox_trees::{
+    MemoryRecord, MountOptions, MountRecord, MountedTree, Mounts, ServedBy, Tree, TreeKind,
+    Unmounted,
+};
 pub use micabox_vmm::{Error as MachineError, Exit, control_groups};
 pub use micabox_wire::files::{Existing, FileChange, FileStat};
 pub use micabox_wire::{
     BootFailed, Confinement, DOCKERS_CAPABILITIES, ExitStatus, Init, StartFailed, StartFailure,
     Tmpfs, TtySize, Ulimit,
 };
-pub use oci_spec::image::Config as ImageConfig;

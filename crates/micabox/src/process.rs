@@ -6,62 +6,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use micabox_owner::protocol::{Attach, Exec, Failure, Frame, Info, Kind, Place, Reply, Request};
+use micabox_error::Error;
+use micabox_ground::lock;
+use micabox_operations::{ExecOptions, Finished, Stdio};
+use micabox_owner::protocol::{Attach, Exec, Failure, Frame, Info, Place, Reply, Request};
 use micabox_owner::{Client, Lost};
+use micabox_spec::CommandError;
 use micabox_wire::{ExitStatus, TtySize};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use crate::sandbox::lock;
-use crate::{CommandError, Error};
-
 /// The number of the one command of a connection.
 const COMMAND: u32 = 1;
-
-/// Where one of a command's streams comes from or goes to.
-#[derive(Debug, Default)]
-pub enum Stdio {
-    /// `/dev/null`.
-    #[default]
-    Null,
-    /// A pipe to this process.
-    Piped,
-    /// This descriptor. The sandbox's owner reads or writes it directly: no bytes pass through this
-    /// process.
-    Descriptor(OwnedFd),
-    /// Open and always empty; for stdin only.
-    Idle,
-    /// The sandbox's log; for outputs only.
-    Log,
-}
-
-/// The options of a command: its streams, and when it ends.
-#[derive(Debug, Default)]
-pub struct ExecOptions {
-    /// Its stdin.
-    pub stdin: Stdio,
-    /// Its stdout, or its terminal's output.
-    pub stdout: Stdio,
-    /// Its stderr; unused with a terminal.
-    pub stderr: Stdio,
-    /// Whether the sandbox ends with the command and takes its exit code. The first such command is the
-    /// sandbox's first command: [`Sandbox::stop`](crate::Sandbox::stop) asks it to end, and copies of the
-    /// machine reattach it.
-    pub lifetime: bool,
-    /// Time after which the command gets the stop signal.
-    pub timeout: Option<Duration>,
-    /// Time between the stop signal and SIGKILL.
-    pub grace: Duration,
-    /// Whether the command continues after this process has ended.
-    pub detach: bool,
-    /// Whether to measure durations, for [`Handle::info`].
-    pub measure: bool,
-    /// Whether the command gets SIGPIPE when it writes to an output whose descriptor nothing reads
-    /// any more. Otherwise the output is dropped.
-    pub sigpipe: bool,
-    /// What programs that come later are told of the command ([`SandboxRef::commands`](crate::SandboxRef::commands));
-    /// at most 64 KiB.
-    pub note: String,
-}
 
 /// How a connection gets its command.
 pub(crate) enum Begin {
@@ -71,34 +26,6 @@ pub(crate) enum Begin {
     Reattach(Exec),
     /// By attaching to a command of any client: to this process, or the first command.
     Attach(Option<u32>),
-}
-
-impl ExecOptions {
-    /// Returns options with pipes for all streams; for stdin if the command has one.
-    pub fn piped(stdin: bool) -> Self {
-        Self {
-            stdin: if stdin { Stdio::Piped } else { Stdio::Null },
-            stdout: Stdio::Piped,
-            stderr: Stdio::Piped,
-            ..Self::default()
-        }
-    }
-
-    /// Completes a request with these options. Where its streams go, the caller says.
-    #[doc(hidden)]
-    pub fn request(&self, exec: Exec) -> Exec {
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        Exec {
-            lifetime: self.lifetime,
-            timeout: self.timeout.map_or(0, |time| millis(time).max(1)),
-            grace: millis(self.grace),
-            detach: self.detach,
-            measure: self.measure,
-            sigpipe: self.sigpipe,
-            note: self.note.clone(),
-            ..exec
-        }
-    }
 }
 
 /// A running command. Dropping it leaves the command running, with its stdin closed and its output
@@ -139,17 +66,6 @@ pub struct Output {
     _command: Arc<Command>,
 }
 
-/// The result of a command.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finished {
-    /// How it ended.
-    pub status: ExitStatus,
-    /// Everything it wrote to stdout.
-    pub stdout: Vec<u8>,
-    /// Everything it wrote to stderr.
-    pub stderr: Vec<u8>,
-}
-
 /// A command's connection. The command is released when the last reference is dropped.
 #[derive(Debug)]
 struct Command {
@@ -187,22 +103,21 @@ struct Ends<Pipe> {
 
 impl<Pipe> Ends<Pipe> {
     fn new(stdio: Stdio, pipe: impl FnOnce() -> io::Result<(OwnedFd, Pipe)>) -> io::Result<Self> {
-        let (place, theirs, ours) = match stdio {
-            Stdio::Null => (Place::Null, None, None),
-            Stdio::Log => (Place::Log, None, None),
-            Stdio::Idle => (Place::Idle, None, None),
-            Stdio::Descriptor(fd) => (Place::Descriptor, Some(fd), None),
-            Stdio::Piped => {
-                let (theirs, ours) = pipe()?;
-                // Only the owner uses this end, and its event loop must not block.
-                fcntl_setfl(&theirs, fcntl_getfl(&theirs)? | OFlags::NONBLOCK)?;
-                (Place::Descriptor, Some(theirs), Some(ours))
-            }
-        };
+        let mut given = Vec::new();
+        if let Some(place) = stdio.place(&mut given) {
+            return Ok(Self {
+                place,
+                theirs: given.pop(),
+                ours: None,
+            });
+        }
+        let (theirs, ours) = pipe()?;
+        // Only the owner uses this end, and its event loop must not block.
+        fcntl_setfl(&theirs, fcntl_getfl(&theirs)? | OFlags::NONBLOCK)?;
         Ok(Self {
-            place,
-            theirs,
-            ours,
+            place: Place::Descriptor,
+            theirs: Some(theirs),
+            ours: Some(ours),
         })
     }
 }
@@ -483,23 +398,6 @@ impl Command {
     fn request(&self, request: &Request) {
         // A command that has ended ignores requests.
         let _ = lock(&self.state).client.request(COMMAND, request, &[]);
-    }
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        match (failure.kind, failure.start, failure.lost) {
-            (Kind::Start, Some(start), _) => Self::Start(*start),
-            (Kind::Lost, _, Some(lost)) => Self::Lost(*lost),
-            (Kind::TooLong, ..) => CommandError::TooLong.into(),
-            (Kind::Paused, ..) => Self::Paused,
-            (Kind::Silent, ..) => Self::Silent(failure.message),
-            (Kind::Unlimited, ..) => Self::Unlimited(failure.message),
-            (Kind::Unwritten, ..) => Self::Unwritten(failure.message),
-            (Kind::Ending, ..) => Self::Lost(Lost::closed()),
-            (Kind::NotFound, ..) => Self::NoSuchCommand(failure.message),
-            _ => Self::Refused(failure.message),
-        }
     }
 }
 

@@ -1,12 +1,12 @@
 //! What a sandbox may use, and changes of it.
 
+use micabox_error::Error;
 use micabox_owner::protocol::{Kind, Limit, Reply, Request};
-use micabox_spec::DiskRate;
-use micabox_spec::network::Rate as NetRate;
+use micabox_spec::network::{Network, Rate as NetRate};
+use micabox_spec::{DiskRate, Machine, Spec};
+use micabox_state::Record;
 
-use crate::Spec;
-use crate::state::Record;
-use crate::{Error, Network, SandboxRef};
+use crate::SandboxRef;
 
 /// Changes of what a sandbox may use; what is None stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,18 +59,23 @@ impl Resources {
         Some(limits)
     }
 
-    fn check(&self) -> Result<(), &'static str> {
-        if self.memory_mib.is_some_and(|memory| memory < 64) {
-            return Err("a machine needs at least 64 MiB of memory");
-        }
-        let range = 10..=64_000;
-        if self.processors.is_some_and(|time| !range.contains(&time)) {
-            return Err("a machine has a hundredth of a processor to 64 processors");
-        }
+    fn check(&self) -> Result<(), String> {
         if self.pids_limit == Some(0) {
-            return Err("no command would run in it");
+            return Err("no command would run in it".to_owned());
         }
-        Ok(())
+        let mut machine = Machine::default();
+        self.change(&mut machine);
+        machine.check().map_err(|error| error.to_string())
+    }
+
+    fn change(&self, machine: &mut Machine) {
+        machine.memory_mib = self.memory_mib.unwrap_or(machine.memory_mib);
+        if let Some(time) = self.processors {
+            let whole = time.div_ceil(1000).max(1);
+            machine.cpus = Some(u8::try_from(whole).unwrap_or(u8::MAX));
+            machine.cpu_quota = (time < whole.saturating_mul(1000)).then_some(time);
+        }
+        machine.disk_rate = self.disk_rate.unwrap_or(machine.disk_rate);
     }
 
     /// Changes the record of a sandbox that does not run.
@@ -87,14 +92,8 @@ impl Resources {
                 Network::None => return Err("it has no network"),
             }
         }
-        machine.memory_mib = self.memory_mib.unwrap_or(machine.memory_mib);
-        if let Some(time) = self.processors {
-            let whole = time.div_ceil(1000);
-            machine.cpus = Some(u8::try_from(whole).unwrap_or(u8::MAX));
-            machine.cpu_quota = (time < whole * 1000).then_some(time);
-        }
+        self.change(machine);
         setup.pids_limit = self.pids_limit.or(setup.pids_limit);
-        machine.disk_rate = self.disk_rate.unwrap_or(machine.disk_rate);
         Ok(())
     }
 }

@@ -3,32 +3,23 @@
 
 use std::time::{Duration, Instant};
 
+use micabox_error::Error;
+use micabox_operations::{ExecOptions, NotedCommand, NotedCommands, connection};
 use micabox_owner::Client;
-use micabox_owner::protocol::{Exec, Reply, Request, Stats, Text};
-use micabox_wire::CONNECT;
+use micabox_owner::protocol::{Exec, Reply, Request, Stats};
+use micabox_spec::{Command, Expiry, Overrides};
+use micabox_start::{EXIT_KILLED, EXIT_NOT_STARTED};
+use micabox_state::{Status, is_valid_name as is_valid};
 
+use crate::SandboxRef;
 use crate::expiry::{self, Expires};
-use crate::name::is_valid;
-use crate::process::{Begin, ExecOptions, Process};
-use crate::registrar::{EXIT_KILLED, EXIT_NOT_STARTED};
-use crate::{Command, Error, Expiry, Overrides, SandboxRef, Status};
+use crate::process::{Begin, Process};
 
 /// How long an owner may take to reply to a request that needs no waiting.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// Interval of looks at a sandbox whose owner does not listen.
 const POLL: Duration = Duration::from_millis(20);
-
-/// A command that runs, with what was noted of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotedCommand {
-    /// Its process ID inside the sandbox.
-    pub pid: u32,
-    /// Whether it has a terminal.
-    pub has_terminal: bool,
-    /// [`ExecOptions::note`].
-    pub note: String,
-}
 
 impl SandboxRef {
     /// Makes a command as `docker exec` does: with the environment, user and directory that the
@@ -91,11 +82,7 @@ impl SandboxRef {
     /// # Errors
     /// [`Error::Start`] if nothing listens there; otherwise as [`SandboxRef::exec`].
     pub fn connect_to(&self, port: u16, options: ExecOptions) -> Result<Process, Error> {
-        let exec = Exec {
-            argv: vec![Text(CONNECT.to_vec()), Text(port.to_string().into_bytes())],
-            ..Exec::default()
-        };
-        Process::start(self.connect()?, Begin::Exec(exec), options)
+        Process::start(self.connect()?, Begin::Exec(connection(port)), options)
     }
 
     /// Lists the commands that run and were started with a [note](ExecOptions::note), by whatever program.
@@ -107,18 +94,12 @@ impl SandboxRef {
         let deadline = Instant::now().checked_add(ANSWER);
         let asked = client.request(1, &Request::Commands, &[]);
         asked.map_err(|_| self.disconnected())?;
-        let mut list = Vec::new();
+        let mut list = NotedCommands::default();
         loop {
             let reply = client.reply(1, deadline);
-            match reply.map_err(|_| self.disconnected())? {
-                Some(Reply::Command { pid, tty, note }) => list.push(NotedCommand {
-                    pid,
-                    has_terminal: tty,
-                    note,
-                }),
-                Some(Reply::Listed) => return Ok(list),
-                Some(Reply::Failed(failure)) => return Err(failure.into()),
-                _ => return Err(Error::OwnerGone),
+            let reply = reply.map_err(|_| self.disconnected())?;
+            if let Some(all) = list.add(reply.ok_or(Error::OwnerGone)?)? {
+                return Ok(all);
             }
         }
     }

@@ -1,26 +1,26 @@
 //! The [`Sandbox`] of a creator, which is a client of the sandbox's owner.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use micabox_error::Error;
+use micabox_ground::lock;
 use micabox_image::Store;
 use micabox_image::store::Image;
-use micabox_owner::protocol::{Exec, Failure, Frame, Info, Reply, Request};
+use micabox_operations::ExecOptions;
+use micabox_owner::protocol::{Exec, Info, Reply, Request};
 use micabox_owner::{Client, Lost};
-use oci_spec::image::Config;
+use micabox_spec::{Command, CommandError, Expiry, Overrides};
+use micabox_start::{Creator, Ended, Event};
+use micabox_state::Record;
 
-use crate::own_process::OwnProcess;
-use crate::process::{Begin, ExecOptions, Process};
-use crate::snapshot::memory;
-use crate::state::Record;
+use crate::Builder;
+use crate::files::Shared;
+use crate::process::{Begin, Process};
 use crate::timings::Timings;
-use crate::{Builder, Command, CommandError, Error, Expiry, Overrides};
-
-/// How long an owner may take to exit once its sandbox is over.
-const OWNER_END: Duration = Duration::from_secs(30);
 
 /// How long an owner may take to reply to a request that needs no waiting.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -34,90 +34,24 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// [detached](Sandbox::detach).
 #[derive(Debug)]
 pub struct Sandbox {
-    creator: Mutex<Creator>,
-    /// The creator's connection, for poll(2).
-    socket: OwnedFd,
-    directory: PathBuf,
-    record: Record,
-    config: Config,
-    /// The time from the beginning until the machine was started.
-    planned: Duration,
-    stop_signal: i32,
-    /// Whether the owner is left to itself when this is dropped.
-    is_left: bool,
+    creator: Creator,
     /// The measurements of a command that has ended.
     info: Mutex<Option<Info>>,
-}
-
-/// The creator's connection, and the end that was received on it.
-#[derive(Debug)]
-struct Creator {
-    client: Client,
-    /// None once another thread waits for it, and for an owner of a pool.
-    process: Option<OwnProcess>,
-    ended: Option<Ended>,
-}
-
-/// A sandbox that was just started.
-pub(crate) struct Created {
-    pub(crate) client: Client,
-    /// None if the owner is not this process's child.
-    pub(crate) process: Option<OwnProcess>,
-    pub(crate) directory: PathBuf,
-    pub(crate) record: Record,
-    pub(crate) config: Config,
-    pub(crate) planned: Duration,
-    pub(crate) stop_signal: i32,
-}
-
-/// An event of a sandbox.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// Whether the guest's writes wait because the host's disk is full.
-    Stalled(bool),
-    /// The sandbox is over.
-    Ended(Ended),
-}
-
-/// How a sandbox ended.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Ended {
-    /// The exit code of the command with the sandbox's lifetime, if there was one
-    /// ([`ExecOptions::lifetime`]).
-    pub code: Option<u8>,
-    failure: Option<Failure>,
-}
-
-impl Ended {
-    /// Returns what went wrong at the end, if anything: the guest was lost, or not everything that
-    /// the sandbox keeps could be written.
-    pub fn error(&self) -> Option<Error> {
-        self.failure.clone().map(Error::from)
-    }
+    /// The connection of its files.
+    shared: Arc<Shared>,
 }
 
 impl Sandbox {
-    pub(crate) fn new(created: Created) -> Result<Self, Error> {
-        let socket = created.client.as_fd().try_clone_to_owned();
-        let socket = socket.map_err(|source| Error::System {
-            what: "sharing a connection",
-            source,
-        })?;
-        Ok(Self {
-            creator: Mutex::new(Creator {
-                client: created.client,
-                process: created.process,
-                ended: None,
-            }),
-            socket,
-            directory: created.directory,
-            record: created.record,
-            config: created.config,
-            planned: created.planned,
-            stop_signal: created.stop_signal,
-            is_left: false,
+    pub(crate) fn of(creator: Creator) -> Self {
+        Self {
+            creator,
             info: Mutex::new(None),
-        })
+            shared: Arc::default(),
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Creates a sandbox from `image` in `store`, with defaults.
@@ -135,12 +69,12 @@ impl Sandbox {
 
     /// Returns the record as of when the sandbox was ready for commands.
     pub fn record(&self) -> &Record {
-        &self.record
+        &self.creator.started().record
     }
 
     /// Returns the directory of the sandbox's state, with its owner's socket.
     pub fn directory(&self) -> &Path {
-        &self.directory
+        &self.creator.started().directory
     }
 
     /// Makes a command of the image's configuration and `overrides`, as `docker run` has it.
@@ -148,7 +82,7 @@ impl Sandbox {
     /// # Errors
     /// [`CommandError`].
     pub fn image_command(&self, overrides: &Overrides) -> Result<Command, CommandError> {
-        Command::from_image(&self.config, overrides)
+        Command::from_image(&self.creator.started().config, overrides)
     }
 
     /// Makes a command with the image's environment, user and directory, as `docker exec` has it.
@@ -156,12 +90,12 @@ impl Sandbox {
     /// # Errors
     /// [`CommandError`].
     pub fn command(&self, overrides: &Overrides) -> Result<Command, CommandError> {
-        Command::in_image(&self.config, overrides)
+        Command::in_image(&self.creator.started().config, overrides)
     }
 
     /// Returns the signal with which [`Sandbox::stop`] asks the first command to end.
     pub fn stop_signal(&self) -> i32 {
-        self.stop_signal
+        self.creator.started().stop_signal
     }
 
     /// Returns whether the sandbox is ending, perhaps because of another process, or has ended.
@@ -174,7 +108,8 @@ impl Sandbox {
     /// # Errors
     /// [`Error::OwnerGone`].
     pub fn expire(&self, expiry: &Expiry) -> Result<Expiry, Error> {
-        let client = Client::connect(&self.directory).map_err(|_| Error::OwnerGone);
+        let client =
+            Client::connect(&self.creator.started().directory).map_err(|_| Error::OwnerGone);
         Ok(crate::expiry::set(expiry, &mut client?)?.expiry)
     }
 
@@ -200,7 +135,7 @@ impl Sandbox {
     /// # Errors
     /// As [`Sandbox::exec`]; [`Error::Refused`] if the copy was made for other commands.
     pub fn reattach(&self, options: ExecOptions) -> Result<Process, Error> {
-        let command = self.record.defaults.as_ref();
+        let command = self.creator.started().record.defaults.as_ref();
         let exec = Exec {
             tty: command.and_then(|command| command.tty),
             ..Exec::default()
@@ -209,7 +144,8 @@ impl Sandbox {
     }
 
     fn start(&self, begin: Begin, options: ExecOptions) -> Result<Process, Error> {
-        let client = Client::connect(&self.directory).map_err(|_| Lost::closed().into());
+        let client =
+            Client::connect(&self.creator.started().directory).map_err(|_| Lost::closed().into());
         let process = client.and_then(|client| Process::start(client, begin, options));
         process.map_err(|error| match error {
             // The creator's connection has the reason.
@@ -222,7 +158,7 @@ impl Sandbox {
     fn why_lost(&self) -> Option<Lost> {
         let deadline = Instant::now().checked_add(ANSWER);
         let ended = self.wait_until(deadline).ok()??;
-        ended.failure?.lost.map(|lost| *lost)
+        ended.lost()
     }
 
     /// Returns the bytes of memory that the sandbox's machine does not share with files or with
@@ -232,18 +168,13 @@ impl Sandbox {
         measured.or_else(|| self.info()?.own_memory)
     }
 
-    /// Saves the machine into a template's directory.
-    pub(crate) fn save(&self, directory: &Path) -> Result<(), Error> {
-        memory::save(&self.record, &self.directory, directory, false).map(drop)
-    }
-
     /// Returns the phases of the time until the first command's first output. After the sandbox's
     /// end they are known only if the command was [measured](ExecOptions::measure) and its
     /// [handle](crate::Handle) [noted](Sandbox::note).
     pub fn timings(&self) -> Timings {
         let measured = lock(&self.info).clone();
         let info = measured.or_else(|| self.info()).unwrap_or_default();
-        Timings::new(self.planned, &info)
+        Timings::new(self.creator.started().planned, &info)
     }
 
     /// Keeps the measurements of a command that has ended, for [`Sandbox::timings`].
@@ -276,34 +207,8 @@ impl Sandbox {
     ///
     /// # Errors
     /// [`Error::Lost`] if its guest was lost, and others that [`Ended::error`] has.
-    pub fn detach(mut self) -> Result<(), Error> {
-        let mut creator = lock(&self.creator);
-        // That the owner is gone shows below, after what it has sent.
-        let _ = creator.client.request(1, &Request::Detach, &[]);
-        let reply = creator.reply(1, Instant::now().checked_add(ANSWER));
-        let process = creator.process.take();
-        let ended = creator.ended.clone();
-        match (reply, ended) {
-            (Some(Reply::Detached), _) => {
-                drop(creator);
-                self.is_left = true;
-                if let Some(owner) = process {
-                    owner.goes_on();
-                }
-                Ok(())
-            }
-            // Its owner has recorded the end, and leaves.
-            (_, Some(ended)) => {
-                drop(creator);
-                self.is_left = true;
-                if let Some(owner) = process {
-                    owner.ends();
-                }
-                ended.error().map_or(Ok(()), Err)
-            }
-            (Some(Reply::Failed(failure)), None) => Err(failure.into()),
-            _ => Err(Lost::closed().into()),
-        }
+    pub fn detach(self) -> Result<(), Error> {
+        self.creator.detach()
     }
 
     /// Returns whether the guest's writes to its disk wait because the host's disk is full. They
@@ -329,17 +234,11 @@ impl Sandbox {
         let _ = self.connect(&Request::Kill);
     }
 
-    /// Leaves a sandbox that has ended ([`Event::Ended`]) to its owner, which waits until the kernel
-    /// has taken the machine apart; [`wait_for_processes`](crate::wait_for_processes) waits for that. The same as dropping it for one that has not ended.
-    pub fn leave(mut self) {
-        let mut creator = lock(&self.creator);
-        let is_over = creator.ended.is_some();
-        let owner = is_over.then(|| creator.process.take()).flatten();
-        drop(creator);
-        self.is_left = is_over;
-        if let Some(owner) = owner {
-            owner.ends();
-        }
+    /// Leaves a sandbox that has ended ([`Event::Ended`](micabox_start::Event::Ended)) to its owner, which waits until the
+    /// kernel has taken the machine apart; [`wait_for_processes`](crate::wait_for_processes) waits for that. The same as
+    /// dropping it for one that has not ended.
+    pub fn leave(self) {
+        self.creator.leave();
     }
 
     /// Waits until the sandbox is over. None if `deadline` passes first.
@@ -347,13 +246,7 @@ impl Sandbox {
     /// # Errors
     /// [`Error::OwnerGone`].
     pub fn wait_until(&self, deadline: Option<Instant>) -> Result<Option<Ended>, Error> {
-        loop {
-            match self.event(deadline)? {
-                Some(Event::Ended(ended)) => return Ok(Some(ended)),
-                Some(Event::Stalled(_)) => {}
-                None => return Ok(None),
-            }
-        }
+        self.creator.wait_until(deadline)
     }
 
     /// Waits for the sandbox's next event; None if `deadline` passes first. After the end, every
@@ -362,31 +255,7 @@ impl Sandbox {
     /// # Errors
     /// [`Error::OwnerGone`].
     pub fn event(&self, deadline: Option<Instant>) -> Result<Option<Event>, Error> {
-        loop {
-            {
-                let mut creator = lock(&self.creator);
-                if let Some(ended) = &creator.ended {
-                    return Ok(Some(Event::Ended(ended.clone())));
-                }
-                match creator.client.try_receive() {
-                    Ok(Some(Frame::Message(0, Reply::Stalled { stalled }))) => {
-                        return Ok(Some(Event::Stalled(stalled)));
-                    }
-                    Ok(Some(Frame::Message(0, Reply::Ended { code, failure }))) => {
-                        creator.ended = Some(Ended { code, failure });
-                        continue;
-                    }
-                    Ok(Some(_)) => continue,
-                    Ok(None) => {}
-                    Err(_) => return Err(Error::OwnerGone),
-                }
-            }
-            match micabox_owner::wait(self.socket.as_fd(), deadline) {
-                Ok(true) => {}
-                Ok(false) => return Ok(None),
-                Err(_) => return Err(Error::OwnerGone),
-            }
-        }
+        self.creator.event(deadline)
     }
 
     /// Sends a request whose reply comes when the sandbox is over.
@@ -398,7 +267,7 @@ impl Sandbox {
         match client.reply(1, None) {
             Ok(Some(Reply::Failed(failure))) => Err(failure.into()),
             Ok(_) => Ok(()),
-            Err(_) if self.record.spec.upper.is_kept() => Err(Error::OwnerGone),
+            Err(_) if self.creator.started().record.spec.upper.is_kept() => Err(Error::OwnerGone),
             Err(_) => Ok(()),
         }
     }
@@ -412,7 +281,7 @@ impl Sandbox {
     }
 
     fn connect(&self, request: &Request) -> io::Result<Client> {
-        let client = Client::connect(&self.directory)?;
+        let client = Client::connect(&self.creator.started().directory)?;
         client.request(1, request, &[])?;
         Ok(client)
     }
@@ -421,61 +290,6 @@ impl Sandbox {
 impl AsFd for Sandbox {
     /// Returns a descriptor that is readable when [`Sandbox::event`] may have an event.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
-impl Drop for Sandbox {
-    fn drop(&mut self) {
-        if self.is_left {
-            return;
-        }
-        let mut creator = lock(&self.creator);
-        // An end by request is recorded. The end of the connection alone would count as the death
-        // of this process.
-        let _ = creator.client.request(1, &Request::Kill, &[]);
-        creator.client.end();
-        wait_for_owner(&mut creator);
-    }
-}
-
-impl Creator {
-    /// Receives the reply to the request `number`, and keeps the sandbox's end if that comes before. None when
-    /// `deadline` passes first, or the owner is gone.
-    fn reply(&mut self, number: u32, deadline: Option<Instant>) -> Option<Reply> {
-        loop {
-            match self.client.receive(deadline) {
-                Ok(Some(Frame::Message(0, Reply::Ended { code, failure }))) => {
-                    self.ended = Some(Ended { code, failure });
-                }
-                Ok(Some(Frame::Message(of, reply))) if of == number => return Some(reply),
-                Ok(Some(_)) => {}
-                Ok(None) | Err(_) => return None,
-            }
-        }
-    }
-}
-
-/// Waits until an owner that was requested to end is gone, with everything of its sandbox.
-fn wait_for_owner(creator: &mut Creator) {
-    let deadline = Instant::now().checked_add(OWNER_END);
-    while let Ok(Some(_)) = creator.client.receive(deadline) {}
-    if let Some(owner) = creator.process.take() {
-        owner.ends();
-    }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns the time of day: seconds since 1970-01-01 UTC, and nanoseconds.
-pub(crate) fn now() -> (i64, u32) {
-    match SystemTime::now().duration_since(UNIX_EPOCH) {
-        Ok(since) => (
-            i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-            since.subsec_nanos(),
-        ),
-        Err(_) => (0, 0),
+        self.creator.as_fd()
     }
 }

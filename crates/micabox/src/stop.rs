@@ -3,12 +3,13 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use micabox_error::Error;
 use micabox_owner::protocol::{Reply, Request};
 use micabox_owner::{Client, FLUSH_TIMEOUT, LAG, Lost, SHUTDOWN_TIMEOUT};
+use micabox_state::{Found, Record, Status};
 use tracing::{info, warn};
 
-use crate::state::{Found, Record, Status};
-use crate::{Error, SandboxRef};
+use crate::SandboxRef;
 
 /// How long the first command has after its stop signal by default; as with Docker.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);

@@ -1,15 +1,9 @@
 //! The kinds of processes that this program executes itself as: workers, and owners of sandboxes.
 
-use std::sync::OnceLock;
-
+use micabox_holders::own_process;
 use micabox_jail::Kind;
 
-use crate::jailed;
-
-/// Starts the log of an owner, with the filter that its creator requested.
-static SUBSCRIBE: OnceLock<fn(&str)> = OnceLock::new();
-
-/// All kinds but those of [`jailed`].
+/// All kinds but those of [`micabox_parsers::KINDS`].
 const WORKERS: &[Kind] = &[
     #[cfg(target_arch = "x86_64")]
     micabox_vmm::WORKER,
@@ -20,11 +14,12 @@ const WORKERS: &[Kind] = &[
     micabox_mount::LOADER,
     micabox_vmm::QEMU_WORKER,
     micabox_vmm::HOST_WORKER,
-    crate::owner::KIND,
-    crate::mounted::KIND,
-    crate::mounted::LAYER_KIND,
-    crate::lowers::KIND,
-    crate::layers::KIND,
+    micabox_start::KIND,
+    micabox_trees::KIND,
+    micabox_trees::LAYER_KIND,
+    Kind::parser::<micabox_trees::Serve>(),
+    micabox_trees::lowers::KIND,
+    micabox_holders::KIND,
 ];
 
 /// Becomes a worker or an owner if this process was started as one, and does not return then.
@@ -39,19 +34,24 @@ pub fn run_if_worker() {
 ///
 /// [`Builder::owner_log`]: crate::Builder::owner_log
 pub fn run_if_worker_with(subscribe: fn(&str)) {
-    let _ = SUBSCRIBE.set(subscribe);
+    micabox_start::log_with(subscribe);
     run_if_worker();
 }
 
-/// Starts this owner's log, if the program can.
-pub(crate) fn subscribe(filter: &str) {
-    if let Some(subscribe) = SUBSCRIBE.get() {
-        subscribe(filter);
-    }
+/// From now on, forks the processes of containers and of their images instead of executing this program for
+/// each ([`Builder::create`](crate::Builder::create) with the host backend), which saves some milliseconds.
+/// Must be called while the process has one thread, and has no effect otherwise; it keeps a small process for
+/// as long as this one lives. For a program that calls [`run_if_worker`].
+pub fn fork_processes() {
+    // Without one, processes are executed.
+    let _ = micabox_jail::start_zygote(&worker_kinds(), &own_process::KEPT);
 }
 
 /// What this program can be started as, for `micabox_jail::run_if_worker_before_main`.
-#[doc(hidden)]
 pub fn worker_kinds() -> Vec<Kind> {
-    WORKERS.iter().chain(jailed::KINDS).copied().collect()
+    WORKERS
+        .iter()
+        .chain(micabox_parsers::KINDS)
+        .copied()
+        .collect()
 }

@@ -3,9 +3,11 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use micabox_ground::{lock, random};
+use micabox_spec::network::{Protocol, Publish, Rate};
 use rustix::io::Errno;
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetFrame, EthernetProtocol, IpProtocol,
@@ -20,7 +22,6 @@ use crate::packet::Packet;
 use crate::places::Places;
 use crate::poll::{Event, Token};
 use crate::tcp::Tcp;
-use crate::{Protocol, Publish, Rate};
 
 /// Frames taken from the guest before the host's sockets have their turn.
 const TURN: usize = 64;
@@ -49,9 +50,7 @@ impl Engine {
     ) -> io::Result<Self> {
         io.poll.add(io.link.socket(), Token::Link)?;
         io.poll.add(&control, Token::Control)?;
-        let mut seed = [0; 8];
-        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
-        let seed = u64::from_ne_bytes(seed);
+        let seed = u64::from_ne_bytes(random()?);
         let tcp = Tcp::new(&mut io.link, io.now, seed, places.connections);
         Ok(Self {
             incoming: io.link.room(),
@@ -140,8 +139,7 @@ impl Engine {
                 Err(_) => break,
             }
         }
-        let rate = self.rate.lock();
-        let rate = rate.unwrap_or_else(PoisonError::into_inner).take();
+        let rate = lock(&self.rate).take();
         if let Some(rate) = rate {
             self.io.link.limit(rate, self.io.now);
         }

@@ -29,10 +29,11 @@ mod tcp;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use micabox_ground::lock;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 pub use address::{Addresses, ETHERNET_HEADER};
@@ -40,7 +41,7 @@ pub use address::{Addresses, ETHERNET_HEADER};
 pub use dns::fuzzing;
 use engine::Engine;
 use io::Io;
-use micabox_spec::network::{Protocol, Publish, Rate, Rule, Rules};
+use micabox_spec::network::{Publish, Rate, Rule, Rules};
 pub use policy::opens_what_is_closed;
 
 /// The configuration of a network.
@@ -199,7 +200,7 @@ impl Network {
 
     /// Limits the traffic from now on, in place of all earlier limits.
     pub fn limit(&self, rate: Rate) {
-        *self.rate.lock().unwrap_or_else(PoisonError::into_inner) = Some(rate);
+        *lock(&self.rate) = Some(rate);
         if let Some(control) = &self.control {
             // A full pipe has woken the thread already, and a thread that ended has no traffic.
             let _ = rustix::io::write(control, b"l");

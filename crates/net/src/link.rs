@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use micabox_rate::Bucket;
+use micabox_spec::network::Rate;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
@@ -15,7 +16,6 @@ use rustix::net::{
 };
 use smoltcp::wire::{EthernetAddress, EthernetFrame, EthernetProtocol};
 
-use crate::Rate;
 use crate::address::{Addresses, ETHERNET_HEADER};
 
 /// Bytes of the header before a frame (`struct virtio_net_hdr_v1`, Virtio 1.2, section 5.1.6). It

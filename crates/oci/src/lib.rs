@@ -1,7 +1,8 @@
 //! Types that the image store and the registry client share.
 //!
 //! * [`Reference`] is an image's name, [`Digest`] a SHA-256, [`Descriptor`] a blob as a manifest
-//!   names it; [`Trim`] says what a view of an image is without.
+//!   names it; [`Platform`] is what an image is for, and [`Trim`] says what a view of one is without.
+//! * [`ImageConfiguration`] is an image's platform, layers and history, and with [`Config`] how its programs run.
 //! * [`json`] reads documents as all other programs that write and read them do.
 //! * [`Progress`] receives the events of a transfer, in either direction.
 //!
@@ -10,15 +11,19 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 
+mod config;
 mod descriptor;
 mod digest;
 pub mod json;
+mod platform;
 pub mod progress;
 pub mod reference;
 mod trim;
 
+pub use config::{Config, History, ImageConfiguration, RootFs};
 pub use descriptor::Descriptor;
 pub use digest::{Digest, Hasher, HashingWriter, ParseError};
+pub use platform::Platform;
 pub use progress::Progress;
 pub use reference::Reference;
 pub use trim::{Trim, TrimError};

@@ -1,13 +1,15 @@
 //! Reads the lower layer: the files below a sandbox's changes.
 
 use std::fs::File;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use micabox_erofs::format::{self, FileType};
 use micabox_erofs::reader::Inode;
 use micabox_erofs::{BLOCK_SIZE, Concat, Reader};
 use micabox_ext4::device::ReadOnly;
-use micabox_ext4::{DirEntry, Errno, Ext4, FileKind, Ino, Options, ROOT, Segment, Stat, Timestamp};
+use micabox_ext4::{DirEntry, Errno, Ext4, FileKind, Ino, Options, ROOT, Segment};
+use micabox_file::Stat;
+use micabox_ground::lock;
 use serde::{Deserialize, Serialize};
 
 use crate::upper::{Upper, UpperError};
@@ -32,30 +34,8 @@ type Disk = Ext4<ReadOnly<File>>;
 #[derive(Clone, Debug)]
 pub struct Node {
     at: At,
-    /// Kind of file.
-    pub kind: FileKind,
-    /// Permission, set-id and sticky bits.
-    pub permissions: u16,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Last access.
-    pub atime: Timestamp,
-    /// Last change of the contents.
-    pub mtime: Timestamp,
-    /// Last change.
-    pub ctime: Timestamp,
-    /// Creation; as the last change of the contents in an image.
-    pub born: Timestamp,
-    /// Major and minor number of a device.
-    pub device: (u32, u32),
-    /// Size in bytes, of a symbolic link that of its target.
-    pub size: u64,
-    /// Blocks of 512 bytes.
-    pub blocks: u64,
-    /// Number of names; for a directory on a disk, 1 means too many subdirectories to count.
-    pub links: u32,
+    /// Its attributes.
+    pub stat: Stat,
 }
 
 /// An entry of a directory.
@@ -107,20 +87,17 @@ pub enum LowerKind {
 impl Node {
     /// Returns whether overlayfs treats the file as a whiteout.
     pub(crate) fn is_whiteout(&self) -> bool {
-        self.kind == FileKind::CharDevice && self.device == WHITEOUT_DEVICE
+        self.stat.kind == FileKind::CharDevice && self.stat.device == WHITEOUT_DEVICE
     }
 
     /// Returns the file's inode number, unique in the tree.
     pub fn number(&self) -> u64 {
-        match &self.at {
-            At::Erofs(inode) => inode.nid,
-            At::Ext4(ino) | At::Folder(ino) => (*ino).into(),
-        }
+        self.stat.number
     }
 
     /// Returns the number, which all names of the file share, if it has more than one.
     pub fn linked(&self) -> Option<u64> {
-        (self.links > 1).then(|| self.number())
+        (self.stat.links > 1).then(|| self.number())
     }
 }
 
@@ -352,11 +329,6 @@ impl Lower {
     }
 }
 
-/// Locks a reader.
-fn lock<R>(reader: &Mutex<R>) -> MutexGuard<'_, R> {
-    reader.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn kind(kind: FileType) -> FileKind {
     match kind {
         FileType::Regular => FileKind::File,
@@ -370,9 +342,10 @@ fn kind(kind: FileType) -> FileKind {
 }
 
 fn erofs_node(inode: Inode) -> Result<Node> {
-    Ok(Node {
+    let stat = Stat {
+        number: inode.nid,
         kind: kind(inode.kind),
-        permissions: inode.mode,
+        mode: inode.mode,
         uid: inode.uid,
         gid: inode.gid,
         // The only time that an image has, as the kernel shows it too.
@@ -384,33 +357,21 @@ fn erofs_node(inode: Inode) -> Result<Node> {
         size: inode.size,
         blocks: inode.size.div_ceil(BLOCK_SIZE) * (BLOCK_SIZE / 512),
         links: inode.nlink,
-        at: At::Erofs(Box::new(inode)),
-    })
+    };
+    let at = At::Erofs(Box::new(inode));
+    Ok(Node { at, stat })
 }
 
 fn ext4_node(disk: &mut Disk, ino: Ino) -> Result<Node> {
-    Ok(node(At::Ext4(ino), &disk.stat(ino)?))
+    Ok(Node {
+        at: At::Ext4(ino),
+        stat: disk.stat(ino)?.into(),
+    })
 }
 
 fn folder_node(reader: &mut Box<dyn Upper + Send>, ino: Ino) -> Result<Node> {
-    Ok(node(At::Folder(ino), &reader.attributes(ino)?))
-}
-
-fn node(at: At, stat: &Stat) -> Node {
-    Node {
-        at,
-        // Only an inode on a damaged disk has no kind; it is treated like a FIFO, without contents.
-        kind: stat.kind().unwrap_or(FileKind::Fifo),
-        permissions: stat.mode & 0o7777,
-        uid: stat.uid,
-        gid: stat.gid,
-        atime: stat.atime,
-        mtime: stat.mtime,
-        ctime: stat.ctime,
-        born: stat.crtime,
-        device: stat.device,
-        size: stat.size,
-        blocks: stat.blocks,
-        links: stat.links,
-    }
+    Ok(Node {
+        at: At::Folder(ino),
+        stat: reader.attributes(ino)?.into(),
+    })
 }

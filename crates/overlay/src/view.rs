@@ -118,7 +118,7 @@ impl Entry {
     pub fn kind(&self) -> Option<FileKind> {
         match self {
             Self::Upper(stat) => stat.kind(),
-            Self::Below(node) => Some(node.kind),
+            Self::Below(node) => Some(node.stat.kind),
         }
     }
 
@@ -126,7 +126,7 @@ impl Entry {
     pub fn owner(&self) -> Owner {
         let (permissions, uid, gid) = match self {
             Self::Upper(stat) => (stat.mode & 0o7777, stat.uid, stat.gid),
-            Self::Below(node) => (node.permissions, node.uid, node.gid),
+            Self::Below(node) => (node.stat.mode, node.stat.uid, node.stat.gid),
         };
         Owner {
             permissions,
@@ -139,7 +139,7 @@ impl Entry {
     pub fn mtime(&self) -> Timestamp {
         match self {
             Self::Upper(stat) => stat.mtime,
-            Self::Below(node) => node.mtime,
+            Self::Below(node) => node.stat.mtime,
         }
     }
 
@@ -147,7 +147,7 @@ impl Entry {
     pub fn size(&self) -> u64 {
         match self {
             Self::Upper(stat) => stat.size,
-            Self::Below(node) => node.size,
+            Self::Below(node) => node.stat.size,
         }
     }
 
@@ -155,7 +155,7 @@ impl Entry {
     pub fn device(&self) -> (u32, u32) {
         match self {
             Self::Upper(stat) => stat.device,
-            Self::Below(node) => node.device,
+            Self::Below(node) => node.stat.device,
         }
     }
 
@@ -186,7 +186,7 @@ impl Slot {
 
     /// Returns the visible directory, if the entry is one.
     pub fn directory(&self) -> Option<Directory> {
-        let is_directory = |node: &&Node| node.kind == FileKind::Directory;
+        let is_directory = |node: &&Node| node.stat.kind == FileKind::Directory;
         let below = self.below.as_ref().filter(is_directory).cloned();
         match &self.upper {
             Some(stat) => (stat.kind() == Some(FileKind::Directory)).then_some(Directory {

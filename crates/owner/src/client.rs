@@ -5,11 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use micabox_socket::Received;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
 
 use crate::protocol::frame::{self, Pipe};
 use crate::protocol::{Decoder, Frame, Reply, Request, preamble};
@@ -18,11 +19,19 @@ use crate::socket;
 /// Bytes received at a time.
 const RECEIVE: usize = 64 << 10;
 
+/// Most descriptors with one piece of the stream.
+const DESCRIPTORS: usize = 4;
+
+/// What sends on a [`Client`]'s connection while another thread receives. Frames are whole only if one thread sends
+/// at a time.
+#[derive(Debug)]
+pub struct Sender(Arc<UnixStream>);
+
 /// A connection to the owner of a sandbox. Several threads may take turns with it: it has no thread
 /// and no lock of its own.
 #[derive(Debug)]
 pub struct Client {
-    socket: UnixStream,
+    socket: Arc<UnixStream>,
     decoder: Decoder<Reply>,
     /// Received descriptors, in order: those of [`Reply::Frozen`].
     descriptors: VecDeque<OwnedFd>,
@@ -47,7 +56,7 @@ impl Client {
     /// Those of send(2), except `EPIPE`.
     pub fn over(socket: UnixStream) -> io::Result<Self> {
         let client = Self {
-            socket,
+            socket: Arc::new(socket),
             decoder: Decoder::default(),
             descriptors: VecDeque::new(),
             buffer: Vec::new(),
@@ -70,12 +79,12 @@ impl Client {
         request: &Request,
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
-        let mut bytes = Vec::new();
-        frame::encode(number, request, &mut bytes);
-        if bytes.len() > frame::MAX_MESSAGE {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        self.send(&bytes, descriptors)
+        send_request(&self.socket, number, request, descriptors)
+    }
+
+    /// Returns what sends on this connection.
+    pub fn sender(&self) -> Sender {
+        Sender(Arc::clone(&self.socket))
     }
 
     /// Sends bytes of a command's stdin. The caller must not send more than was granted.
@@ -126,18 +135,15 @@ impl Client {
             if frame.is_some() {
                 return Ok(frame);
             }
-            match socket::receive(
-                &self.socket,
-                &mut self.buffer,
-                &mut self.descriptors,
-                RecvFlags::DONTWAIT,
-            ) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => self
-                    .decoder
-                    .push(self.buffer.get(..count).unwrap_or_default()),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) => return Err(error),
+            match micabox_socket::receive_what_fits(&*self.socket, &mut self.buffer, DESCRIPTORS) {
+                Ok(Received { bytes: 0, .. }) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(Received { bytes, descriptors }) => {
+                    let bytes = self.buffer.get(..bytes).unwrap_or_default();
+                    self.decoder.push(bytes);
+                    self.descriptors.extend(descriptors);
+                }
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
             }
         }
     }
@@ -173,8 +179,32 @@ impl Client {
     }
 
     fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        socket::send_all(&self.socket, bytes, descriptors)
+        micabox_socket::send_all(&self.socket, bytes, descriptors)
     }
+}
+
+impl Sender {
+    /// Sends a request, as [`Client::request`].
+    ///
+    /// # Errors
+    /// As [`Client::request`].
+    pub fn request(&self, number: u32, request: &Request) -> io::Result<()> {
+        send_request(&self.0, number, request, &[])
+    }
+}
+
+fn send_request(
+    socket: &UnixStream,
+    number: u32,
+    request: &Request,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    frame::encode(number, request, &mut bytes);
+    if bytes.len() > frame::MAX_MESSAGE {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    micabox_socket::send_all(socket, &bytes, descriptors)
 }
 
 impl AsFd for Client {

@@ -4,6 +4,7 @@
 //! non-blocking, since other processes may share it. Pipes and terminals are reopened; sockets have
 //! a flag for each call; regular files never block for long.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fstat, open};
@@ -97,6 +98,35 @@ impl Descriptor {
             Err(Errno::AGAIN) => Ok(0),
             result => result,
         }
+    }
+
+    /// Writes `pending` and then `data`, as far as they are accepted now; the rest stays pending.
+    /// Returns the number of bytes written.
+    pub(crate) fn write_after(
+        &self,
+        pending: &mut VecDeque<u8>,
+        mut data: &[u8],
+    ) -> rustix::io::Result<usize> {
+        let mut written = 0;
+        while !pending.is_empty() {
+            let (front, _) = pending.as_slices();
+            let count = self.write(front)?;
+            if count == 0 {
+                break;
+            }
+            pending.drain(..count);
+            written += count;
+        }
+        while pending.is_empty() && !data.is_empty() {
+            let count = self.write(data)?;
+            if count == 0 {
+                break;
+            }
+            written += count;
+            data = data.get(count..).unwrap_or_default();
+        }
+        pending.extend(data);
+        Ok(written)
     }
 
     /// Reads after poll(2) has reported the descriptor. Returns the number of bytes, 0 at the end;

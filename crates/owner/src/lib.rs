@@ -17,7 +17,7 @@ pub mod protocol;
 mod serve;
 pub mod socket;
 
-pub use client::{Client, wait};
+pub use client::{Client, Sender, wait};
 pub use lost::{Lost, LostReason, forget_stop, stop_start};
 pub use serve::{
     FLUSH_TIMEOUT, LAG, Launch, Learn, Network, Outcome, Registrar, SHUTDOWN_TIMEOUT, Start, serve,

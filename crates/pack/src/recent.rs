@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use micabox_ground::lock;
 
 /// The bytes that were made last, by key. Threads that need the same bytes at the same time wait for the one that makes
 /// them.
@@ -57,10 +59,6 @@ impl<K: Copy + PartialEq> Recent<K> {
         }
         slot
     }
-}
-
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<K> fmt::Debug for Recent<K> {

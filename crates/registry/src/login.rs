@@ -3,13 +3,14 @@
 use std::env;
 use std::fs::{self, DirBuilder};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use micabox_ground::publish;
 use reqwest::header::HeaderMap;
 use serde_json::{Map, Value, json};
 
@@ -206,13 +207,7 @@ impl LoginFile {
                 .recursive(true)
                 .mode(0o700)
                 .create(directory)?;
-            let mut new = tempfile::NamedTempFile::new_in(directory)?;
-            new.as_file()
-                .set_permissions(fs::Permissions::from_mode(0o600))?;
-            new.write_all(text.as_bytes())?;
-            new.as_file().sync_all()?;
-            new.persist(&path)?;
-            Ok(())
+            publish(&path, text.as_bytes())
         };
         written().map_err(|source| self.failed("write", source))
     }
@@ -292,6 +287,8 @@ fn run(helper: &str, action: &'static str, input: &str) -> Result<(), LoginError
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn saved(file: &LoginFile) -> Value {

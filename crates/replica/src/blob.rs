@@ -5,11 +5,12 @@ use std::io::{self, Read};
 use std::net::IpAddr;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
+use micabox_ground::lock;
 use micabox_image::store::LayerArchive;
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -50,7 +51,7 @@ impl Transfers {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -1,10 +1,11 @@
 //! What the store has, as a registry has it: manifests, configs, archives of layers, names.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use micabox_ground::lock;
 use micabox_image::Store;
 use micabox_image::export::rewrite;
 use micabox_image::store::{self, ImageSummary, LayerArchive};
@@ -201,7 +202,7 @@ impl Catalog {
 
     /// Returns the images of now, or of a moment ago, whose manifests are known then.
     fn list(&self) -> Result<List, Problem> {
-        let mut kept = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.list);
         if let Some(list) = kept.as_ref().filter(|list| list.since.elapsed() < MOMENT) {
             return Ok(list.clone());
         }
@@ -257,7 +258,7 @@ impl Catalog {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 }
 

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use micabox_ground::lock;
 use micabox_image::Store;
 use micabox_image::progress::Silent;
 use micabox_oci::{Digest, Reference};
@@ -245,7 +246,7 @@ impl Upstream {
     }
 
     fn pulls(&self) -> MutexGuard<'_, HashMap<Reference, Pull>> {
-        self.pulls.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pulls)
     }
 }
 
@@ -301,7 +302,7 @@ impl Registry {
     }
 
     fn out(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.is_out.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.is_out)
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use micabox_ground::lock;
 use rustix::io::Errno;
 
 /// An open file or directory.
@@ -23,7 +24,7 @@ impl Handle {
 
     /// Returns the place, for one reader at a time.
     pub(crate) fn place(&self) -> MutexGuard<'_, u64> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.place)
     }
 }
 
@@ -33,7 +34,7 @@ pub(crate) struct Handles(Mutex<(u64, HashMap<u64, Arc<Handle>>)>);
 
 impl Handles {
     fn lock(&self) -> MutexGuard<'_, (u64, HashMap<u64, Arc<Handle>>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Adds an open file and returns its number.

@@ -7,8 +7,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use micabox_ground::lock;
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat};
 use rustix::io::Errno;
 
@@ -81,7 +82,7 @@ impl Nodes {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Forgets everything but the root.
@@ -110,11 +111,11 @@ impl Nodes {
     pub(crate) fn look_up(&self, parent: u64, name: &CStr) -> Result<Found, Errno> {
         let directory = self.get(parent)?;
         let file = open(&directory, name)?;
-        self.tell(parent, name, file, false)
+        self.count_lookup(parent, name, file, false)
     }
 
     /// Counts that the guest is told of an open file.
-    pub(crate) fn tell(
+    pub(crate) fn count_lookup(
         &self,
         parent: u64,
         name: &CStr,
@@ -123,7 +124,7 @@ impl Nodes {
     ) -> Result<Found, Errno> {
         let stat = fstat(&file)?;
         let mut table = self.lock();
-        let (node, file) = table.tell(parent, name, file, &stat, is_pinned);
+        let (node, file) = table.count_lookup(parent, name, file, &stat, is_pinned);
         Ok(Found { node, file, stat })
     }
 
@@ -147,8 +148,8 @@ impl Nodes {
     }
 
     /// Returns the file that the guest was told to have this name.
-    pub(crate) fn told(&self, parent: u64, name: &CStr) -> Option<u64> {
-        self.lock().told(parent, name)
+    pub(crate) fn entry(&self, parent: u64, name: &CStr) -> Option<u64> {
+        self.lock().entry(parent, name)
     }
 
     /// Returns the directory where the guest was told that a file is; None if the file is not there
@@ -156,19 +157,19 @@ impl Nodes {
     pub(crate) fn place(&self, node: u64) -> Option<u64> {
         let table = self.lock();
         let known = table.nodes.get(&node)?;
-        (table.told(known.parent, &known.name) == Some(node)).then_some(known.parent)
+        (table.entry(known.parent, &known.name) == Some(node)).then_some(known.parent)
     }
 
     /// Notes that the guest was told that there is no such entry, or knows nothing of it any more.
-    pub(crate) fn untell(&self, parent: u64, name: &CStr) {
+    pub(crate) fn forget_entry(&self, parent: u64, name: &CStr) {
         let mut table = self.lock();
         if let Some(directory) = table.nodes.get_mut(&parent) {
             directory.entries.remove(name);
         }
     }
 
-    /// As [`Nodes::untell`], of all entries.
-    pub(crate) fn untell_all(&self) {
+    /// As [`Nodes::forget_entry`], of all entries.
+    pub(crate) fn forget_entries(&self) {
         for node in self.lock().nodes.values_mut() {
             node.entries.clear();
         }
@@ -265,7 +266,7 @@ impl Table {
         Ok(())
     }
 
-    fn tell(
+    fn count_lookup(
         &mut self,
         parent: u64,
         name: &CStr,
@@ -340,14 +341,14 @@ impl Table {
             return;
         };
         let (parent, name) = (node.parent, Arc::clone(&node.name));
-        if self.told(parent, &name) == Some(number)
+        if self.entry(parent, &name) == Some(number)
             && let Some(directory) = self.nodes.get_mut(&parent)
         {
             directory.entries.remove(&name);
         }
     }
 
-    fn told(&self, parent: u64, name: &CStr) -> Option<u64> {
+    fn entry(&self, parent: u64, name: &CStr) -> Option<u64> {
         self.nodes.get(&parent)?.entries.get(name).copied()
     }
 

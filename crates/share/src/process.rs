@@ -3,15 +3,13 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::thread::JoinHandle;
 
 use micabox_jail::{
-    self as jail, Child, Confinement, FOLDER_CAPABILITIES, Kind, Program, Tail, enter_folder,
-    plain_arguments,
+    self as jail, Child, Confinement, FOLDER_CAPABILITIES, Kind, Program, Supervised, Tail,
+    enter_folder, plain_arguments,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
@@ -93,8 +91,7 @@ pub enum Error {
 /// A running server. Dropping it kills it.
 #[derive(Debug)]
 pub struct Process {
-    handle: Arc<OwnedFd>,
-    watcher: Option<JoinHandle<()>>,
+    _supervised: Supervised,
 }
 
 /// What the process is given.
@@ -140,7 +137,7 @@ pub fn start(folder: OwnedFd, settings: &Settings) -> Result<(Process, OwnedFd),
         Transport::VhostUser { memory } => memory,
     };
     let tail = Tail::new(MESSAGES);
-    let run = || -> io::Result<Process> {
+    let run = || -> io::Result<Supervised> {
         let description = describe(&task)?;
         let confinement = Confinement {
             keep: vec![
@@ -158,60 +155,37 @@ pub fn start(folder: OwnedFd, settings: &Settings) -> Result<(Process, OwnedFd),
         let arguments = plain_arguments(NAME, description.as_raw_fd());
         let path = jail::program(NAME)?;
         let program = Program::new(&path, Some("mica share"), arguments.to_vec())?;
-        let (started, start) = sync_channel(1);
         let tail = tail.clone();
-        // The kernel kills the child when the thread that forked it ends.
-        let watcher = std::thread::Builder::new()
-            .name(NAME.into())
-            .spawn(move || {
-                let spawned = Child::spawn(&program, &confinement, None);
-                drop((folder, theirs, ready_child, description));
-                match spawned {
-                    Ok(spawned) => {
-                        let _ = started.send(Ok(Arc::new(spawned.handle)));
-                        Tail::drain(&[(&tail, std::os::fd::AsFd::as_fd(&spawned.stderr))]);
-                        let _ = spawned.child.wait();
-                        let text = tail.text();
-                        if !text.trim().is_empty() {
-                            // For the log of the sandbox's owner.
-                            eprintln!("the server of a shared folder ended: {}", text.trim());
-                        }
-                    }
-                    Err(error) => drop(started.send(Err(error))),
+        Supervised::start(
+            NAME,
+            (folder, theirs, ready_child, description),
+            (),
+            move |()| Child::spawn(&program, &confinement, None),
+            move |running, stderr| {
+                Tail::drain(&[(&tail, stderr.as_fd())]);
+                let _ = running.wait();
+                let text = tail.text();
+                if !text.trim().is_empty() {
+                    // For the log of the sandbox's owner.
+                    eprintln!("the server of a shared folder ended: {}", text.trim());
                 }
-            })?;
-        let handle = start.recv();
-        Ok(Process {
-            handle: handle.unwrap_or_else(|_| Err(io::Error::other("its thread died")))?,
-            watcher: Some(watcher),
-        })
+            },
+        )
     };
-    let mut process = run().map_err(Error::Start)?;
+    let supervised = run().map_err(Error::Start)?;
     // The pipe ends without a byte if the process does.
     match File::from(ready).read_exact(&mut [0]) {
-        Ok(()) => Ok((process, ours)),
+        Ok(()) => Ok((
+            Process {
+                _supervised: supervised,
+            },
+            ours,
+        )),
         Err(_) => {
             // It is about to say why.
-            if let Some(watcher) = process.watcher.take() {
-                let _ = watcher.join();
-            }
+            supervised.wait();
             Err(Error::Ended(tail.text().trim().to_owned()))
         }
-    }
-}
-
-impl Process {
-    fn end(&mut self) {
-        if let Some(watcher) = self.watcher.take() {
-            jail::end_worker(&self.handle);
-            let _ = watcher.join();
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 

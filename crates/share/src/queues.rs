@@ -3,9 +3,10 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use micabox_fuse::message::LARGEST;
+use micabox_ground::lock;
 use vhost::vhost_user::Listener;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::bitmap::BitmapMmapRegion;
@@ -180,7 +181,7 @@ impl Backend {
             return 0;
         };
         // Copied before anything in it is looked at: the guest may change its memory meanwhile.
-        let mut request = self.request.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut request = lock(&self.request);
         request.clear();
         request.reserve(reader.available_bytes().min(LARGEST));
         let most = LARGEST as u64 + 1;

@@ -1,7 +1,6 @@
 //! Whether a file's times tell whether it changes.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use micabox_ground::clock;
 use rustix::fs::Stat;
 
 /// Seconds without a change after which a file's times show every later change, whatever the
@@ -10,8 +9,7 @@ const SETTLED: i64 = 2;
 
 /// Returns whether any later change of a file will change its times.
 pub(crate) fn is_settled(stat: &Stat) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0, |now| now.as_secs().cast_signed());
+    let (now, _) = clock::now_as_parts();
     let latest = stat.st_mtime.max(stat.st_ctime);
     latest.saturating_add(SETTLED) <= now
 }

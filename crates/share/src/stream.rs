@@ -3,9 +3,10 @@
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use micabox_fuse::message::{HEADER, LARGEST, Reply};
+use micabox_ground::lock;
 
 use crate::server::Server;
 use crate::versions::{Slot, Table};
@@ -31,7 +32,7 @@ impl Writer {
     }
 
     fn send(&self, reply: &[u8]) -> io::Result<()> {
-        let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = lock(&self.0);
         stream.write_all(reply)
     }
 }
@@ -60,7 +61,7 @@ pub(crate) fn serve(server: &Server, stream: UnixStream, writer: &Writer) -> io:
         let mut request = Vec::new();
         loop {
             {
-                let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut reader = lock(&reader);
                 if !receive(&mut reader, &mut request)? {
                     return Ok(());
                 }

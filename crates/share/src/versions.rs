@@ -6,8 +6,10 @@
 //! changed.
 
 use std::ffi::CStr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use micabox_ground::lock;
 
 /// Slots of the table, of eight bytes each, little endian (`FUSE_VERSIONS_SLOTS`).
 pub(crate) const SLOTS: u16 = 4096;
@@ -84,7 +86,7 @@ impl Versions {
 
     /// Notes the table's address, or that there is none: then nothing is written any more.
     pub(crate) fn begin(&self, address: Option<u64>) {
-        let mut current = self.address.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.address);
         *current = address;
         self.is_on.store(address.is_some(), Ordering::Release);
     }
@@ -101,7 +103,7 @@ impl Versions {
 
     /// Outdates what was told of these slots; None: of all.
     pub(crate) fn outdate(&self, slots: Option<&[Slot]>) {
-        let address = self.address.lock().unwrap_or_else(PoisonError::into_inner);
+        let address = lock(&self.address);
         if let Some(address) = *address {
             let version = self.latest().wrapping_add(1);
             // First, so that what is looked up again is not outdated at once.

@@ -6,8 +6,9 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use micabox_ground::lock;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{FileType, fstatfs};
 use rustix::io::Errno;
@@ -80,7 +81,7 @@ impl Watches {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     /// Watches a file, and keeps doing so until it is forgotten.

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use micabox_oci::Config;
 use micabox_wire::{Confinement, TtySize};
-use oci_spec::image::Config;
 use serde::{Deserialize, Serialize};
 
 use crate::os_text::{pairs, text, texts};
@@ -298,24 +298,18 @@ fn workdir(image: &Config, wish: Option<&OsStr>) -> Result<OsString, CommandErro
 
 #[cfg(test)]
 mod tests {
-    use oci_spec::image::ConfigBuilder;
-
     use super::*;
 
     fn image() -> Config {
-        ConfigBuilder::default()
-            .entrypoint(vec!["/entry".to_owned(), "-e".to_owned()])
-            .cmd(vec!["cmd".to_owned(), "arg".to_owned()])
-            .env(vec![
-                "PATH=/bin".to_owned(),
-                "A=1=2".to_owned(),
-                "nothing".to_owned(),
-                "=x".to_owned(),
-            ])
-            .user("app:staff")
-            .working_dir("srv")
-            .build()
-            .unwrap()
+        let words = |words: &[&str]| Some(words.iter().map(|&word| word.to_owned()).collect());
+        let mut config = Config::default();
+        config
+            .set_entrypoint(words(&["/entry", "-e"]))
+            .set_cmd(words(&["cmd", "arg"]))
+            .set_env(words(&["PATH=/bin", "A=1=2", "nothing", "=x"]))
+            .set_user(Some("app:staff".to_owned()))
+            .set_working_dir(Some("srv".to_owned()));
+        config
     }
 
     fn os(list: &[&str]) -> Vec<OsString> {

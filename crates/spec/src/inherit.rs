@@ -1,11 +1,12 @@
 //! What a copy, a template and a pool have of a sandbox's settings. Another start of a sandbox has all of them.
 //!
-//! The functions that take only a part name every setting, so that a new one is decided here before it compiles.
+//! The functions that take only a part name every setting, so that a new one is decided here before it compiles; one of the
+//! machine, in `machine.rs`.
 
 use micabox_wire::Init;
 use serde::Serialize;
 
-use crate::{Command, DiskRate, Machine, Root, Setup, Spec, Transport, Upper};
+use crate::{Command, Root, Setup, Spec, Transport, Upper};
 
 impl Spec {
     /// Returns what is saved with the machine of a start: what a copy may need to know of it. `transport` and `root` are
@@ -29,15 +30,7 @@ impl Spec {
     #[must_use]
     pub fn copied(&self) -> Self {
         let Self {
-            machine:
-                Machine {
-                    memory_mib,               // the same memory
-                    cpus,                     // the same processors
-                    cpu_quota,                // a limit of what runs
-                    disk_rate,                // a limit of what runs
-                    nested_virtualization: _, // such a machine is not saved
-                    require_limits,           // or else a copy would run without the limits
-                },
+            machine,
             backend: _,      // what can restore it, or none
             transport,       // the same devices
             root,            // the same mounts
@@ -56,14 +49,7 @@ impl Spec {
             labels: _,       // an option of each copy
         } = self;
         Self {
-            machine: Machine {
-                memory_mib: *memory_mib,
-                cpus: *cpus,
-                cpu_quota: *cpu_quota,
-                disk_rate: *disk_rate,
-                require_limits: *require_limits,
-                ..Machine::default()
-            },
+            machine: machine.copied(),
             transport: *transport,
             root: *root,
             upper: upper.clone(),
@@ -92,15 +78,7 @@ impl Spec {
     #[must_use]
     pub fn in_template(&self, cpus: u8, shares: usize) -> impl Serialize + use<> {
         let Self {
-            machine:
-                Machine {
-                    memory_mib,
-                    cpus: wanted,
-                    cpu_quota: _,             // limits a process, and not what is in it
-                    disk_rate: _,             // limits a process
-                    nested_virtualization: _, // such a machine has no template
-                    require_limits: _,        // limits a process
-                },
+            machine,
             backend: _,   // the kernel and its devices are in the template's name
             transport: _, // in its name, as the start has chosen it
             root: _,
@@ -119,9 +97,8 @@ impl Spec {
             labels: _,       // kept outside
         } = self;
         InTemplate {
-            cpus: wanted.unwrap_or(cpus),
+            machine: machine.in_template(cpus),
             init: *init,
-            memory: *memory_mib,
             network: network.is_some(),
             shares,
             upper: upper.clone(),
@@ -134,15 +111,7 @@ impl Spec {
     #[must_use]
     pub fn can_be_pooled(&self) -> bool {
         let Self {
-            machine:
-                Machine {
-                    memory_mib: _, // in the template
-                    cpus: _,
-                    cpu_quota,                // its process is limited before
-                    disk_rate,                // its disks are limited before
-                    nested_virtualization: _, // has no template
-                    require_limits,           // the pool's machines need none
-                },
+            machine,
             backend: _, // in the template
             transport: _,
             root: _,
@@ -160,21 +129,16 @@ impl Spec {
             auto_remove: _,
             labels: _,
         } = self;
-        *upper == Upper::Tmpfs
-            && vsock.is_none()
-            && !require_limits
-            && cpu_quota.is_none()
-            && *disk_rate == DiskRate::default()
-            && setup.shares() == 0
+        *upper == Upper::Tmpfs && vsock.is_none() && machine.can_be_pooled() && setup.shares() == 0
     }
 }
 
 /// The settings of a template.
 #[derive(Serialize)]
-struct InTemplate {
-    cpus: u8,
+struct InTemplate<M> {
+    #[serde(flatten)]
+    machine: M,
     init: Init,
-    memory: u32,
     network: bool,
     shares: usize,
     upper: Upper,
@@ -186,22 +150,15 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{BackendChoice, BindSource, Expiry, Mount, MountSource, Network, UserNetwork};
+    use crate::{
+        BackendChoice, BindSource, Expiry, Machine, Mount, MountSource, Network, UserNetwork,
+        machine,
+    };
 
     /// A specification with no setting as it is by default.
     fn all_set() -> Spec {
         Spec {
-            machine: Machine {
-                memory_mib: 77,
-                cpus: Some(3),
-                cpu_quota: Some(500),
-                disk_rate: DiskRate {
-                    operations: Some(9),
-                    ..DiskRate::default()
-                },
-                nested_virtualization: true,
-                require_limits: true,
-            },
+            machine: machine::tests::all_set(),
             backend: BackendChoice::Kvm,
             transport: Transport::Blk,
             root: Root::Stacked,
@@ -242,10 +199,7 @@ mod tests {
         assert_eq!(saved.vsock, original.vsock);
 
         let expected = Spec {
-            machine: Machine {
-                nested_virtualization: false,
-                ..original.machine
-            },
+            machine: original.machine.copied(),
             transport: Transport::Pmem,
             root: Root::Merged,
             upper: original.upper.clone(),
@@ -270,9 +224,17 @@ mod tests {
             })
         );
         type Change = fn(&mut Spec, Spec);
-        let others: [Change; 6] = [
-            |spec, all| spec.machine.memory_mib = all.machine.memory_mib,
-            |spec, all| spec.machine.cpus = all.machine.cpus,
+        for change in machine::tests::IN_TEMPLATE {
+            let mut spec = Spec::default();
+            change(&mut spec.machine, all_set().machine);
+            assert_ne!(key(&spec), plain);
+        }
+        for change in machine::tests::OF_PROCESS {
+            let mut spec = Spec::default();
+            change(&mut spec.machine, all_set().machine);
+            assert_eq!(key(&spec), plain);
+        }
+        let others: [Change; 4] = [
             |spec, all| spec.upper = all.upper,
             |spec, all| spec.init = all.init,
             |spec, _| spec.network = Network::None,
@@ -284,10 +246,7 @@ mod tests {
             assert_ne!(key(&spec), plain);
             assert_eq!(key(&spec.bare()), key(&spec));
         }
-        let same: [Change; 11] = [
-            |spec, all| spec.machine.cpu_quota = all.machine.cpu_quota,
-            |spec, all| spec.machine.disk_rate = all.machine.disk_rate,
-            |spec, all| spec.machine.require_limits = all.machine.require_limits,
+        let same: [Change; 8] = [
             |spec, all| spec.setup = all.setup,
             |spec, all| spec.command = all.command,
             |spec, all| spec.hostname = all.hostname,
@@ -308,10 +267,12 @@ mod tests {
     fn a_machine_of_a_pool_is_given_to_sandboxes_that_need_nothing_before_its_start() {
         assert!(Spec::default().can_be_pooled());
         type Change = fn(&mut Spec, Spec);
-        let too_late: [Change; 6] = [
-            |spec, all| spec.machine.cpu_quota = all.machine.cpu_quota,
-            |spec, all| spec.machine.disk_rate = all.machine.disk_rate,
-            |spec, all| spec.machine.require_limits = all.machine.require_limits,
+        for change in machine::tests::OF_PROCESS {
+            let mut spec = Spec::default();
+            change(&mut spec.machine, all_set().machine);
+            assert!(!spec.can_be_pooled());
+        }
+        let too_late: [Change; 3] = [
             |spec, all| spec.upper = all.upper,
             |spec, all| spec.vsock = all.vsock,
             |spec, _| {

@@ -61,7 +61,7 @@ pub enum SizeError {
     #[error("less than a hundredth of a processor")]
     Quota,
     /// The memory, in MiB.
-    #[error("{0} MiB of memory are not enough to boot; give at least {LEAST_MEMORY}")]
+    #[error("{0} MiB of memory are not enough to boot; give at least {LEAST_MEMORY} MiB")]
     Memory(u32),
 }
 
@@ -83,6 +83,73 @@ impl Machine {
         }
         Ok(())
     }
+
+    /// Returns the settings of a copy of the machine that was saved with these.
+    pub(crate) fn copied(&self) -> Self {
+        let Self {
+            memory_mib,               // the same memory
+            cpus,                     // the same processors
+            cpu_quota,                // a limit of what runs
+            disk_rate,                // a limit of what runs
+            nested_virtualization: _, // such a machine is not saved
+            require_limits,           // or else a copy would run without the limits
+        } = *self;
+        Self {
+            memory_mib,
+            cpus,
+            cpu_quota,
+            disk_rate,
+            require_limits,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the settings of a machine that runs: these, as its record has them now, with what its own start was asked for.
+    #[must_use]
+    pub fn started(self, asked: &Self) -> Self {
+        Self {
+            require_limits: asked.require_limits,
+            ..self
+        }
+    }
+
+    /// Returns the part of a template's settings that is about its machine. `cpus` is the number of processors where none
+    /// was asked for.
+    pub(crate) fn in_template(&self, cpus: u8) -> impl Serialize + use<> {
+        let Self {
+            memory_mib,
+            cpus: wanted,
+            cpu_quota: _,             // limits a process, and not what is in it
+            disk_rate: _,             // limits a process
+            nested_virtualization: _, // such a machine has no template
+            require_limits: _,        // limits a process
+        } = *self;
+        InTemplate {
+            cpus: wanted.unwrap_or(cpus),
+            memory: memory_mib,
+        }
+    }
+
+    /// Returns whether a machine that a pool has started before from the same template can be given to a sandbox with
+    /// these settings.
+    pub(crate) fn can_be_pooled(&self) -> bool {
+        let Self {
+            memory_mib: _, // in the template
+            cpus: _,
+            cpu_quota,                // its process is limited before
+            disk_rate,                // its disks are limited before
+            nested_virtualization: _, // has no template
+            require_limits,           // the pool's machines need none
+        } = *self;
+        !require_limits && cpu_quota.is_none() && disk_rate.is_unlimited()
+    }
+}
+
+/// The settings of a template's machine.
+#[derive(Serialize)]
+struct InTemplate {
+    cpus: u8,
+    memory: u32,
 }
 
 /// Limits of the traffic between the guest and each of its disks. Requests beyond them wait. pmem is
@@ -118,4 +185,58 @@ pub enum BackendChoice {
     Qemu,
     /// No machine: a container on this machine's own kernel. Never chosen by itself.
     Host,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A machine with no setting as it is by default.
+    pub(crate) fn all_set() -> Machine {
+        Machine {
+            memory_mib: 77,
+            cpus: Some(3),
+            cpu_quota: Some(500),
+            disk_rate: DiskRate {
+                operations: Some(9),
+                ..DiskRate::default()
+            },
+            nested_virtualization: true,
+            require_limits: true,
+        }
+    }
+
+    type Change = fn(&mut Machine, Machine);
+
+    /// Those that are in a template.
+    pub(crate) const IN_TEMPLATE: &[Change] = &[
+        |machine, all| machine.memory_mib = all.memory_mib,
+        |machine, all| machine.cpus = all.cpus,
+    ];
+
+    /// Those that limit a process, and so are set before a pool's machine starts.
+    pub(crate) const OF_PROCESS: &[Change] = &[
+        |machine, all| machine.cpu_quota = all.cpu_quota,
+        |machine, all| machine.disk_rate = all.disk_rate,
+        |machine, all| machine.require_limits = all.require_limits,
+    ];
+
+    #[test]
+    fn a_copy_has_all_settings_of_a_machine_that_can_be_saved() {
+        let machine = Machine {
+            nested_virtualization: false,
+            ..all_set()
+        };
+        assert_eq!(all_set().copied(), machine);
+    }
+
+    #[test]
+    fn every_setting_is_in_a_template_or_of_a_process() {
+        let mut machine = Machine::default();
+        for change in IN_TEMPLATE.iter().chain(OF_PROCESS) {
+            change(&mut machine, all_set());
+        }
+        machine.nested_virtualization = true;
+        assert_eq!(machine, all_set());
+    }
 }

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::{env, fs};
 
-use micabox_spec::options::{Kind, OPTIONS, Opt};
+use micabox_spec::options::{Kind, Opt, find, listed};
 
 /// Variable that has the lists written.
 const UPDATE: &str = "UPDATE_OPTIONS";
 
-const BEGIN: &str = "generated from crates/spec/src/options.rs";
+const BEGIN: &str = "generated from crates/spec/src/options";
 const END: &str = "end of what is generated";
 
 /// What differs by language.
@@ -101,7 +101,7 @@ impl Language {
                 "true" => self.booleans[0].to_owned(),
                 "false" => self.booleans[1].to_owned(),
                 name => {
-                    assert!(OPTIONS.iter().any(|option| option.name == name), "{name}");
+                    assert!(find(name).is_some(), "{name}");
                     format!("`{}`", (self.name)(name))
                 }
             };
@@ -115,7 +115,10 @@ impl Language {
             [BEGIN, END].map(|mark| format!("{}{} {mark}\n", self.indent, self.comment));
         let (head, rest) = text.split_once(&begin).expect(BEGIN);
         let (_, tail) = rest.split_once(&end).expect(END);
-        let options: String = OPTIONS.iter().map(|option| self.option(option)).collect();
+        let options: String = listed()
+            .into_iter()
+            .map(|option| self.option(option))
+            .collect();
         [head, &begin, &options, &end, tail].concat()
     }
 }

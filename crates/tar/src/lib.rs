@@ -6,10 +6,10 @@
 //! * [`Writer`] writes POSIX `pax`, with sparse files, times in nanoseconds, extended attributes
 //!   and access control lists.
 //!
-//! The `tar` crate's reader is not used because it reads extension headers of any length into
+//! The `tar` crate is not used: its reader reads extension headers of any length into
 //! memory, does not support PAX sparse files or fractional and negative times, and uses the size
 //! field of links and directories, which Go's `archive/tar`, and so Docker, containerd and Podman,
-//! ignores. Its `Builder` loses nanoseconds, attributes and holes.
+//! ignores; its `Builder` loses nanoseconds, attributes and holes.
 //!
 //! Sources of the rules: POSIX.1-2017 `pax`; the GNU tar manual, "Tar Internals"; Go's
 //! `archive/tar` for cases that the two leave undefined. `docs/oci.md` lists the decisions.
@@ -26,6 +26,7 @@ mod members;
 mod pax;
 mod reader;
 mod sparse;
+mod ustar;
 pub mod whiteout;
 mod writer;
 mod xattr;

@@ -9,16 +9,16 @@
 use std::io::{self, Write};
 
 use micabox_file::{Segment, Timestamp};
-use tar::{EntryType, Header};
 
+use crate::ustar::{self, Ustar};
 use crate::{Kind, Member, pax, xattr};
 
 /// Size in bytes of a block of an archive.
 const BLOCK: u64 = 512;
 /// Number of bytes of contents written at a time.
 const PIECE: usize = 1 << 20;
-/// Size in bytes of the fields for a name and a link's target in a header.
-const NAME_MAX: usize = 100;
+/// Most bytes of a name, and of a link's target, in a header.
+const NAME_MAX: usize = ustar::NAME.end;
 /// Largest owner ID and largest size that a header can hold.
 const OWNER_MAX: u32 = 0o7_777_777;
 const SIZE_MAX: u64 = 0o77_777_777_777;
@@ -99,20 +99,18 @@ impl<W: Write> Writer<W> {
     fn headers(&mut self, member: &Member, map: &[u8], size: u64) -> io::Result<()> {
         let (header, records) = headers(member, !map.is_empty(), size);
         if !records.is_empty() {
-            let mut extended = Header::new_ustar();
-            extended.set_entry_type(EntryType::XHeader);
-            put_name(&mut extended.as_old_mut().name, b"PaxHeader");
-            extended.set_mode(0o644);
-            extended.set_uid(0);
-            extended.set_gid(0);
-            extended.set_mtime(0);
-            extended.set_size(records.len() as u64);
-            extended.set_cksum();
-            self.output.write_all(extended.as_bytes())?;
+            let mut extended = Ustar::new(b'x');
+            extended.set_text(ustar::NAME, b"PaxHeader");
+            extended.set_number(ustar::MODE, 0o644);
+            extended.set_number(ustar::UID, 0);
+            extended.set_number(ustar::GID, 0);
+            extended.set_number(ustar::MTIME, 0);
+            extended.set_number(ustar::SIZE, records.len() as u64);
+            self.output.write_all(&extended.finish())?;
             self.output.write_all(&records)?;
             self.pad(records.len() as u64)?;
         }
-        self.output.write_all(header.as_bytes())?;
+        self.output.write_all(&header.finish())?;
         self.output.write_all(map)
     }
 
@@ -142,16 +140,16 @@ fn sparse_map(segments: &[Segment], size: u64) -> Vec<u8> {
 }
 
 /// Builds a member's header, and the records for what does not fit in the header.
-fn headers(member: &Member, is_sparse: bool, size: u64) -> (Header, Vec<u8>) {
-    let (kind, end): (_, &[u8]) = match &member.kind {
-        Kind::File { .. } => (EntryType::Regular, b""),
-        Kind::HardLink(_) => (EntryType::Link, b""),
-        Kind::Symlink(_) => (EntryType::Symlink, b""),
-        Kind::CharDevice(..) => (EntryType::Char, b""),
-        Kind::BlockDevice(..) => (EntryType::Block, b""),
-        Kind::Fifo => (EntryType::Fifo, b""),
-        Kind::Directory if member.path.is_empty() => (EntryType::Directory, b"./"),
-        Kind::Directory => (EntryType::Directory, b"/"),
+fn headers(member: &Member, is_sparse: bool, size: u64) -> (Ustar, Vec<u8>) {
+    let (typeflag, end): (_, &[u8]) = match &member.kind {
+        Kind::File { .. } => (b'0', b""),
+        Kind::HardLink(_) => (b'1', b""),
+        Kind::Symlink(_) => (b'2', b""),
+        Kind::CharDevice(..) => (b'3', b""),
+        Kind::BlockDevice(..) => (b'4', b""),
+        Kind::Fifo => (b'6', b""),
+        Kind::Directory if member.path.is_empty() => (b'5', b"./"),
+        Kind::Directory => (b'5', b"/"),
     };
     let mut path = [&member.path, end].concat();
     let attributes = &member.attributes;
@@ -171,15 +169,13 @@ fn headers(member: &Member, is_sparse: bool, size: u64) -> (Header, Vec<u8>) {
         // The name for programs that don't know the format.
         path = [b"GNUSparseFile.0/", &*path].concat();
     }
-    let mut header = Header::new_ustar();
-    header.set_entry_type(kind);
-    header.set_mode(u32::from(attributes.mode & 0o7777));
-    for (key, id) in [("uid", attributes.uid), ("gid", attributes.gid)] {
-        let stored = if id > OWNER_MAX { 0 } else { id.into() };
-        match key {
-            "uid" => header.set_uid(stored),
-            _ => header.set_gid(stored),
-        }
+    let mut header = Ustar::new(typeflag);
+    header.set_number(ustar::MODE, u64::from(attributes.mode & 0o7777));
+    for (key, field, id) in [
+        ("uid", ustar::UID, attributes.uid),
+        ("gid", ustar::GID, attributes.gid),
+    ] {
+        header.set_number(field, if id > OWNER_MAX { 0 } else { id.into() });
         if id > OWNER_MAX {
             pax::put(&mut records, key.as_bytes(), id.to_string().as_bytes());
         }
@@ -187,12 +183,12 @@ fn headers(member: &Member, is_sparse: bool, size: u64) -> (Header, Vec<u8>) {
     if size > SIZE_MAX {
         pax::put(&mut records, b"size", size.to_string().as_bytes());
     }
-    header.set_size(if size > SIZE_MAX { 0 } else { size });
+    header.set_number(ustar::SIZE, if size > SIZE_MAX { 0 } else { size });
     let Timestamp { seconds, nanos } = attributes.mtime;
     let whole = u64::try_from(seconds)
         .ok()
         .filter(|&seconds| seconds <= SIZE_MAX);
-    header.set_mtime(whole.unwrap_or(0));
+    header.set_number(ustar::MTIME, whole.unwrap_or(0));
     if whole.is_none() || nanos != 0 {
         pax::put(
             &mut records,
@@ -202,26 +198,17 @@ fn headers(member: &Member, is_sparse: bool, size: u64) -> (Header, Vec<u8>) {
     }
     if let Kind::CharDevice(major, minor) | Kind::BlockDevice(major, minor) = member.kind {
         // Linux's numbers fit in the fields: 12 and 20 bits.
-        let _ = header.set_device_major(major);
-        let _ = header.set_device_minor(minor);
+        header.set_number(ustar::MAJOR, major.into());
+        header.set_number(ustar::MINOR, minor.into());
     }
-    let names = header.as_old_mut();
     for (key, name, field) in [
-        (&b"path"[..], &*path, &mut names.name),
-        (&b"linkpath"[..], member.kind.target(), &mut names.linkname),
+        (&b"path"[..], &*path, ustar::NAME),
+        (b"linkpath", member.kind.target(), ustar::TARGET),
     ] {
-        put_name(field, name);
+        header.set_text(field, name);
         if name.len() > NAME_MAX || !name.is_ascii() {
             pax::put(&mut records, key, name);
         }
     }
-    header.set_cksum();
     (header, records)
-}
-
-/// Copies as much of a name as fits.
-fn put_name(field: &mut [u8; NAME_MAX], name: &[u8]) {
-    for (place, &byte) in field.iter_mut().zip(name) {
-        *place = byte;
-    }
 }

@@ -5,8 +5,9 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
+use micabox_ground::lock;
 use micabox_image::progress::{self, Event, LayerState, Phase, Silent};
 use micabox_image::store::{CompleteError, Image, Layer, LazyRecord};
 use micabox_image::{Descriptor, Digest, Progress, Store};
@@ -108,8 +109,7 @@ impl LazyLayers {
 
     fn repository(&self, record: &LazyRecord) -> Result<Arc<Repository>, RegistryError> {
         let name = format!("{}/{}", record.from.registry(), record.from.repository());
-        let repositories = self.repositories.lock();
-        let mut repositories = repositories.unwrap_or_else(PoisonError::into_inner);
+        let mut repositories = lock(&self.repositories);
         if let Some(repository) = repositories.get(&name) {
             return Ok(Arc::clone(repository));
         }

@@ -10,7 +10,7 @@ pub use error::PullError;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use oci_spec::image::ImageConfiguration;
+use micabox_oci::ImageConfiguration;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 

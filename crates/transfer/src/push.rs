@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use oci_spec::image::ImageConfiguration;
+use micabox_oci::ImageConfiguration;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, spawn_blocking};
 use url::Url;

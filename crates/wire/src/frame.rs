@@ -3,10 +3,12 @@
 use std::io::{self, Read, Write};
 use std::marker::PhantomData;
 
-use serde::Serialize;
+use micabox_socket::{Frames, TooLong};
 use serde::de::DeserializeOwned;
+use serde::ser::SerializeStructVariant;
+use serde::{Serialize, Serializer};
 
-use crate::{MAX_DATA, ToGuest, ToHost};
+use crate::{MAX_DATA, OutputStream, ToGuest, ToHost};
 
 /// Bytes of a frame's length field.
 const HEADER: usize = 4;
@@ -45,6 +47,22 @@ impl Message for ToGuest {
     /// Room for twice the largest argument list and environment that Linux accepts with its default
     /// limits (2 MiB).
     const MAX_FRAME: usize = 4 * 1024 * 1024;
+}
+
+impl ToGuest {
+    /// Checks that the message fits into a frame, without encoding it.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] if it exceeds [`Message::MAX_FRAME`].
+    pub fn check_length(&self) -> Result<(), Error> {
+        let length = postcard::experimental::serialized_size(self);
+        let length = length.map_err(|_| Error::Malformed("not encodable"))?;
+        let limit = Self::MAX_FRAME;
+        if length > limit {
+            return Err(Error::TooLong { length, limit });
+        }
+        Ok(())
+    }
 }
 
 impl Message for ToHost {
@@ -93,19 +111,58 @@ pub enum Error {
 /// # Errors
 /// [`Error::TooLong`] if the message exceeds [`Message::MAX_FRAME`].
 pub fn encode<M: Message>(message: &M, out: &mut Vec<u8>) -> Result<(), Error> {
+    frame(M::MAX_FRAME, out, |bytes| message.append(bytes))
+}
+
+/// Appends a [`ToHost::Output`] to `out` as one frame, as [`encode`] does. The bytes need not be the message's own.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_output(
+    id: u32,
+    stream: OutputStream,
+    data: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), Error> {
+    let output = Output { id, stream, data };
+    frame(ToHost::MAX_FRAME, out, |bytes| {
+        postcard::to_extend(&output, bytes).map_err(|_| Error::Malformed("not encodable"))
+    })
+}
+
+/// A [`ToHost::Output`] whose bytes are elsewhere.
+struct Output<'a> {
+    id: u32,
+    stream: OutputStream,
+    data: &'a [u8],
+}
+
+impl Serialize for Output<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut variant = serializer.serialize_struct_variant("ToHost", 5, "Output", 3)?;
+        variant.serialize_field("id", &self.id)?;
+        variant.serialize_field("stream", &self.stream)?;
+        variant.serialize_field("data", serde_bytes::Bytes::new(self.data))?;
+        variant.end()
+    }
+}
+
+/// Appends a frame of at most `limit` bytes. If it is longer, `out` is unchanged.
+fn frame(
+    limit: usize,
+    out: &mut Vec<u8>,
+    append: impl FnOnce(Vec<u8>) -> Result<Vec<u8>, Error>,
+) -> Result<(), Error> {
     let start = out.len();
     let mut bytes = std::mem::take(out);
     bytes.extend_from_slice(&[0; HEADER]);
-    *out = message.append(bytes)?;
+    *out = append(bytes)?;
     let length = out.len().saturating_sub(start + HEADER);
     let header = match u32::try_from(length) {
-        Ok(header) if length <= M::MAX_FRAME => header,
+        Ok(header) if length <= limit => header,
         _ => {
             out.truncate(start);
-            return Err(Error::TooLong {
-                length,
-                limit: M::MAX_FRAME,
-            });
+            return Err(Error::TooLong { length, limit });
         }
     };
     if let Some(field) = out.get_mut(start..start + HEADER) {
@@ -131,9 +188,7 @@ fn frame_length<M: Message>(header: [u8; HEADER]) -> Result<usize, Error> {
 /// Holds at most one incomplete frame and one pushed piece.
 #[derive(Debug)]
 pub struct Decoder<M> {
-    buffer: Vec<u8>,
-    /// Bytes at the front of `buffer` that have been decoded.
-    consumed: usize,
+    frames: Frames,
     message: PhantomData<fn() -> M>,
 }
 
@@ -147,17 +202,14 @@ impl<M: Message> Decoder<M> {
     /// Creates a decoder at the start of a frame.
     pub fn new() -> Self {
         Self {
-            buffer: Vec::new(),
-            consumed: 0,
+            frames: Frames::default(),
             message: PhantomData,
         }
     }
 
     /// Adds the stream's next bytes.
     pub fn push(&mut self, bytes: &[u8]) {
-        self.buffer.drain(..self.consumed);
-        self.consumed = 0;
-        self.buffer.extend_from_slice(bytes);
+        self.frames.push(bytes);
     }
 
     /// Returns the next whole message, or None until more bytes are pushed.
@@ -166,22 +218,15 @@ impl<M: Message> Decoder<M> {
     /// [`Error::TooLong`] as soon as a header exceeds the limit, [`Error::Malformed`]. After
     /// either, the rest of the stream can't be decoded.
     pub fn next_message(&mut self) -> Result<Option<M>, Error> {
-        let pending = self.buffer.get(self.consumed..).unwrap_or_default();
-        let Some((header, rest)) = pending.split_first_chunk::<HEADER>() else {
-            return Ok(None);
-        };
-        let length = frame_length::<M>(*header)?;
-        let Some(frame) = rest.get(..length) else {
-            return Ok(None);
-        };
-        let message = M::from_frame(frame)?;
-        self.consumed += HEADER + length;
-        Ok(Some(message))
+        let limit = M::MAX_FRAME;
+        let frame = self.frames.take(limit);
+        let frame = frame.map_err(|TooLong(length)| Error::TooLong { length, limit })?;
+        frame.map(M::from_frame).transpose()
     }
 
     /// Whether the stream may end here: every byte belongs to a whole message.
     pub fn at_boundary(&self) -> bool {
-        self.consumed == self.buffer.len()
+        self.frames.is_empty()
     }
 }
 

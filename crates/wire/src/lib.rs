@@ -55,7 +55,7 @@ pub mod text;
 
 pub use confinement::{Confinement, DOCKERS_CAPABILITIES, Ulimit};
 pub use credit::{ReceiveWindow, SendWindow, WindowError};
-pub use frame::{Decoder, Error, Message, encode, read_message, write_message};
+pub use frame::{Decoder, Error, Message, encode, encode_output, read_message, write_message};
 pub use message::{
     Boot, BootFailed, BootPart, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello,
     Identity, Init, Lower, Network, OutputStream, Phase, Range, Reattach, Restore, StartFailed,
@@ -65,7 +65,7 @@ pub use setup::{Mount, MountSource, MountedDisk, Setup, Tmpfs};
 
 /// The protocol's version. Host and guest must agree exactly: they are built and shipped together,
 /// so there is nothing to negotiate.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 
 /// The program's name for the agent's list of processes: no file's name has a NUL byte.
 ///

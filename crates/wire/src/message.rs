@@ -402,6 +402,8 @@ pub struct Exec {
     /// Program and arguments; never empty. A program without a slash is searched for in the PATH of
     /// `env`, or in Docker's default PATH if `env` has none.
     pub argv: Vec<Vec<u8>>,
+    /// A program that takes the place of `argv`'s first if there is no such file; empty for none.
+    pub fallback: Vec<u8>,
     /// The environment, names and values. As with Docker, these are added if missing: PATH,
     /// HOSTNAME, HOME from the image's `/etc/passwd`, and TERM on a terminal.
     pub env: Vec<(Vec<u8>, Vec<u8>)>,

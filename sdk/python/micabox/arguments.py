@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from numbers import Real
@@ -72,6 +73,12 @@ def seconds(value: Any, what: str) -> float:
     if not 0 <= number <= _MOST_SECONDS:  # nor NaN
         raise invalid(f"{what} is a number of seconds from 0 to {_MOST_SECONDS}")
     return float(number)
+
+
+def milliseconds(value: float) -> int:
+    """A duration for a request. One that is begun counts: 0 is no limit."""
+    # Not one more for what a fraction in binary has too much.
+    return math.ceil(round(value * 1000, 6))
 
 
 def limit(value: Any) -> float | None:

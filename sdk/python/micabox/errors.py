@@ -69,7 +69,7 @@ class SandboxNotRunningException(SandboxException):
 
 
 class DisconnectedException(SandboxNotRunningException):
-    """The sandbox, its owner or mica ended before it answered."""
+    """The sandbox, its owner or mica ended, or is about to, before the request was carried out."""
 
 
 class InvalidArgumentException(SandboxException):
@@ -81,7 +81,7 @@ class UnsupportedException(SandboxException):
 
 
 class GuestException(SandboxException):
-    """The guest failed: it did not boot, was silent, broke the protocol, or lost something."""
+    """The guest failed: it did not boot, broke the protocol, or lost something."""
 
 
 class CancelledException(SandboxException):
@@ -89,7 +89,7 @@ class CancelledException(SandboxException):
 
 
 class TimeoutException(SandboxException):
-    """The command's time was over, or something did not happen in time."""
+    """The command's time was over, a guest was silent, or something else did not happen in time."""
 
 
 class DamagedException(SandboxException):
@@ -121,7 +121,7 @@ class ProtocolException(SandboxException):
     """The other side speaks another version of the protocol, or broke its rules."""
 
 
-# The kinds of docs/protocol.md: of `mica serve`, and of owners.
+# The kinds of sdk/cases.json: of `mica serve`, and the words of owners.
 KINDS: dict[str, type[SandboxException]] = {
     "not_found": NotFoundException,
     "name_in_use": NameInUseException,
@@ -138,13 +138,22 @@ KINDS: dict[str, type[SandboxException]] = {
     "unreachable": UnreachableException,
     "host": HostException,
     "too_long": InvalidArgumentException,
-    "ending": SandboxNotRunningException,
+    "ending": DisconnectedException,
     "paused": SandboxNotRunningException,
-    "silent": GuestException,
+    "silent": TimeoutException,
     "unlimited": UnsupportedException,
-    "not_frozen": SandboxException,
-    "machine": GuestException,
+    "not_frozen": UnsupportedException,
+    "machine": HostException,
     "lost": DisconnectedException,
+    "unwritten": HostException,
+}
+
+# Reasons for which a sandbox is lost that say more than that.
+LOST: dict[str, type[SandboxException]] = {
+    "boot_failed": GuestException,
+    "protocol": GuestException,
+    "silent": TimeoutException,
+    "unflushed": GuestException,
 }
 
 ERRNOS: dict[int, type[FileException]] = {
@@ -163,12 +172,13 @@ def of_failed(message: dict[str, Any]) -> SandboxException:
     start = message.get("start")
     if kind == "start" and isinstance(start, dict):
         return _of_start(cast("dict[str, Any]", start), text)
+    exception = KINDS.get(kind, SandboxException)
     lost = message.get("lost")
     if kind == "lost" and isinstance(lost, dict):
-        console = str(cast("dict[str, Any]", lost).get("console") or "")
-        text = f"{text}\n{console}".rstrip()
+        lost = cast("dict[str, Any]", lost)
+        text = f"{text}\n{lost.get('console') or ''}".rstrip()
+        exception = LOST.get(_word(lost.get("reason")), exception)
     hint = message.get("hint")
-    exception = KINDS.get(kind, SandboxException)
     return exception(text, kind=kind or None, hint=str(hint) if hint else None)
 
 
@@ -179,6 +189,11 @@ def of_file(what: str, path: str, errno: int, message: str) -> SandboxException:
     if errno in (numbers.ENOSPC, numbers.EDQUOT):
         return NotEnoughSpaceException(text, kind="full")
     return ERRNOS.get(errno, FileException)(text, errno=errno)
+
+
+def _word(reason: Any) -> str:
+    """The word of a reason, which may have more to say."""
+    return next(iter(cast("Any", reason)), "") if isinstance(reason, dict) else str(reason)
 
 
 def _of_start(start: dict[str, Any], text: str) -> SandboxException:

@@ -240,9 +240,9 @@ class CasesTest(unittest.TestCase):
                 self.assertEqual(getattr(failure, field), case[field], repr(failure))
 
     def test_a_sandbox_may_be_silent_for_as_long_as_in_every_language(self) -> None:
-        ours = {"files": files.ANSWER_TIMEOUT, "processes": commands.ANSWER_TIMEOUT}
-        limits = {name: limit for name, limit in _TABLE["limits"].items() if name != "about"}
-        self.assertEqual(ours, limits)
+        limits = _TABLE["limits"]
+        self.assertEqual(files.ANSWER_TIMEOUT, limits["files"])
+        self.assertEqual(commands.ANSWER_TIMEOUT, limits["processes"])
 
     def test_wrong_input_has_the_same_error_in_every_language(self) -> None:
         self.assertGreater(len(_CASES), 20)
@@ -281,6 +281,8 @@ class CasesTest(unittest.TestCase):
             with self.subTest(told["name"]):
                 case = _Case(told, self._shared)
                 try:
+                    # What waits for the operation looks at files, and keeps a connection.
+                    case.box.files.exists("/")
                     before = case.left()
                     asyncio.run(self._cancel(case))
                     self._wait_until_left(case, before)

@@ -12,13 +12,17 @@ from micabox import (
     CommandExitException,
     CommandResult,
     CommandStartException,
-    GuestException,
     InUseException,
     InvalidArgumentException,
     ProtocolException,
     SandboxException,
+    TimeoutException,
+    arguments,
 )
-from micabox.errors import KINDS, of_failed, of_file
+from micabox.core.exec import Defaults
+from micabox.errors import KINDS, LOST, of_failed, of_file
+from micabox.model.options import of_arguments
+from micabox.protocol import command
 from micabox.protocol.command import CommandState
 from micabox.protocol.frames import (
     MAX_DATA,
@@ -35,6 +39,8 @@ from micabox.protocol.frames import (
 from micabox.protocol.replies import ReplyDecoder, encode_text, text
 
 from .support import REPOSITORY
+
+_TABLE = json.loads((REPOSITORY / "sdk" / "cases.json").read_text())
 
 
 def message(number: int, **fields: object) -> Frame:
@@ -131,12 +137,41 @@ class RepliesTest(unittest.TestCase):
 
 
 class ErrorsTest(unittest.TestCase):
-    def test_every_kind_of_the_protocol_has_an_exception(self) -> None:
-        page = (REPOSITORY / "docs" / "protocol.md").read_text()
-        tables = page.split("| kind | meaning |")[1:]
-        rows = [line for table in tables for line in table.split("\n\n")[0].splitlines()]
-        kinds = {line.split("`")[1] for line in rows if line.startswith("| `")}
-        self.assertEqual(kinds - {"start"}, set(KINDS))
+    def test_every_kind_has_the_exception_of_the_table_of_all_languages(self) -> None:
+        kinds = _TABLE["kinds"]
+        serve = {
+            row["kind"]: getattr(micabox, f"{row['error']}Exception") for row in kinds["serve"]
+        }
+        owner = {row["word"]: row for row in kinds["owner"]}
+        self.assertEqual(owner.pop("start")["error"], "CommandStart")
+        expected = serve | {word: serve[row["kind"]] for word, row in owner.items()}
+        self.assertEqual(KINDS, expected)
+        for word, exception in expected.items():
+            failure = of_failed({"kind": word, "message": "why"})
+            self.assertEqual((type(failure), failure.kind), (exception, word))
+        reasons = {reason: serve[kind] for reason, kind in owner["lost"]["reasons"].items()}
+        self.assertEqual(LOST, reasons)
+        for reason, exception in reasons.items():
+            for lost in ({"reason": reason}, {"reason": {reason: "why"}}):
+                failure = of_failed({"kind": "lost", "message": "why", "lost": lost})
+                self.assertEqual((type(failure), failure.kind), (exception, "lost"))
+        start = {"reason": "other", "message": "why", "errno": 1}
+        failure = of_failed({"kind": "start", "message": "why", "start": start})
+        self.assertIsInstance(failure, CommandStartException)
+        unknown = getattr(micabox, f"{kinds['unknown']['error']}Exception")
+        failure = of_failed({"kind": "of a later version"})
+        self.assertEqual((type(failure), failure.kind), (unknown, "of a later version"))
+
+    def test_windows_are_those_of_the_table_of_all_languages(self) -> None:
+        self.assertEqual(command.WINDOW, _TABLE["limits"]["largest_window"])
+
+    def test_durations_are_sent_as_in_the_table_of_all_languages(self) -> None:
+        exec_ = Defaults({}).exec
+        for seconds, milliseconds in _TABLE["durations"]["pairs"]:
+            self.assertEqual(arguments.milliseconds(seconds), milliseconds)
+            self.assertEqual(exec_(["x"], timeout=seconds)["timeout"], milliseconds)
+            made = of_arguments({}, timeout=seconds, envs=None, metadata=None)
+            self.assertEqual(float(str(made["max_life"])) * 1000, milliseconds)
 
     def test_every_exception_passes_between_processes(self) -> None:
         special: dict[Any, SandboxException] = {
@@ -158,13 +193,11 @@ class ErrorsTest(unittest.TestCase):
         failure = of_failed({"kind": "in_use", "message": "the port", "hint": "another one"})
         self.assertIsInstance(failure, InUseException)
         self.assertEqual(str(failure), "the port\nhint: another one")
-        lost = of_failed({"kind": "silent", "message": "no answer"})
-        self.assertIsInstance(lost, GuestException)
-        console = {"reason": "power_off", "console": "a\nb"}
+        silent = of_failed({"kind": "silent", "message": "no answer"})
+        self.assertIsInstance(silent, TimeoutException)
+        console = {"reason": {"machine": "powered_off"}, "console": "a\nb"}
         ended = of_failed({"kind": "lost", "message": "it ended", "lost": console})
         self.assertTrue(str(ended).startswith("it ended\na\nb"), ended)
-        unknown = of_failed({"kind": "of a later version"})
-        self.assertEqual((type(unknown), unknown.kind), (SandboxException, "of a later version"))
         self.assertEqual(
             of_file("read", "/x", 5, "").args, ("cannot read `/x`: Input/output error",)
         )

@@ -25,17 +25,17 @@ export class NameInUseError extends SandboxError {}
 export class InUseError extends SandboxError {}
 /** The sandbox does not run, is about to end, or is paused. */
 export class SandboxNotRunningError extends SandboxError {}
-/** The sandbox, its owner or mica ended before it answered. */
+/** The sandbox, its owner or mica ended, or is about to, before the request was carried out. */
 export class DisconnectedError extends SandboxNotRunningError {}
 /** The request is wrong wherever it is made. */
 export class InvalidArgumentError extends SandboxError {}
 /** The request is not possible for this sandbox, snapshot or backend. */
 export class UnsupportedError extends SandboxError {}
-/** The guest failed: it did not boot, was silent, broke the protocol, or lost something. */
+/** The guest failed: it did not boot, broke the protocol, or lost something. */
 export class GuestError extends SandboxError {}
 /** The caller cancelled the request. */
 export class CancelledError extends SandboxError {}
-/** The command's time was over, or something did not happen in time. */
+/** The command's time was over, a guest was silent, or something else did not happen in time. */
 export class TimeoutError extends SandboxError {}
 /** A file of the store, a snapshot or a disk is damaged. */
 export class DamagedError extends SandboxError {}
@@ -94,7 +94,8 @@ export class FileExistsError extends FileError {}
 /** The user may not do this to the file. */
 export class PermissionError extends FileError {}
 
-const KINDS: Record<string, typeof SandboxError> = {
+/** The kinds of sdk/cases.json: of `mica serve`, and the words of owners. */
+export const KINDS: Readonly<Record<string, typeof SandboxError>> = {
   // Of `mica serve`.
   not_found: NotFoundError,
   name_in_use: NameInUseError,
@@ -112,12 +113,22 @@ const KINDS: Record<string, typeof SandboxError> = {
   host: HostError,
   // Of owners.
   too_long: InvalidArgumentError,
-  ending: SandboxNotRunningError,
+  ending: DisconnectedError,
   paused: SandboxNotRunningError,
-  silent: GuestError,
+  silent: TimeoutError,
   unlimited: UnsupportedError,
-  machine: GuestError,
+  not_frozen: UnsupportedError,
+  machine: HostError,
   lost: DisconnectedError,
+  unwritten: HostError,
+};
+
+/** Reasons for which a sandbox is lost that say more than that. */
+export const LOST: Readonly<Record<string, typeof SandboxError>> = {
+  boot_failed: GuestError,
+  protocol: GuestError,
+  silent: TimeoutError,
+  unflushed: GuestError,
 };
 
 /** The fields of a message `failed`. */
@@ -126,8 +137,8 @@ export interface Failed {
   message?: string;
   hint?: string;
   start?: { reason: string; message: string; errno: number };
-  /** `console`: the guest's last lines. */
-  lost?: { console?: string };
+  /** `reason`: a word, or an object with it as its name; `console`: the guest's last lines. */
+  lost?: { reason?: string | Record<string, unknown>; console?: string };
 }
 
 /** The error for a message `failed`. */
@@ -136,8 +147,14 @@ export function errorOf(failed: Failed): SandboxError {
   if (start !== undefined) return new CommandStartError(start.message, start.reason, start.errno);
   const console = lost?.console?.trimEnd() ?? "";
   const message = `${failed.message ?? kind ?? "the request failed"}${console === "" ? "" : `\n${console}`}`;
-  const constructor = (kind === undefined ? undefined : KINDS[kind]) ?? SandboxError;
+  const reason = typeof lost?.reason === "string" ? lost.reason : Object.keys(lost?.reason ?? {})[0];
+  const constructor = own(LOST, kind === "lost" ? reason : undefined) ?? own(KINDS, kind) ?? SandboxError;
   return new constructor(message, { ...(kind === undefined ? {} : { kind }), ...(hint === undefined ? {} : { hint }) });
+}
+
+/** What a table has for a word; nothing for `constructor`. */
+function own<T>(table: Readonly<Record<string, T>>, word: string | undefined): T | undefined {
+  return word !== undefined && Object.hasOwn(table, word) ? table[word] : undefined;
 }
 
 const [EPERM, ENOENT, EACCES, EEXIST, ENOSPC, EROFS, EDQUOT] = [1, 2, 13, 17, 28, 30, 122];

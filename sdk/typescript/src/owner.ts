@@ -1,4 +1,4 @@
-/** Connections to the owner of a sandbox. Each request has one: so each ends by itself. */
+/** Connections to the owner of a sandbox. A request that may go on has one, with which it ends. */
 
 import { closeSync, constants, openSync } from "node:fs";
 import { connect, type Socket } from "node:net";
@@ -25,8 +25,8 @@ export interface OwnerConnection {
   socket: Socket;
 }
 
-/** Connects to a sandbox's owner. */
-export async function connectOwner({ directory, name }: Owner): Promise<OwnerConnection> {
+/** Connects to a sandbox's owner. `busy` is called when the first request begins, and when none is left. */
+export async function connectOwner({ directory, name }: Owner, busy?: (made: OwnerConnection, isBusy: boolean) => void): Promise<OwnerConnection> {
   let path = join(directory, "control");
   let opened: number | undefined;
   try {
@@ -42,7 +42,9 @@ export async function connectOwner({ directory, name }: Owner): Promise<OwnerCon
         resolve(socket);
       });
     });
-    return { connection: new Connection({ from: socket, to: socket, name: `sandbox ${name}` }), socket };
+    const transport = { from: socket, to: socket, name: `sandbox ${name}` };
+    const made: OwnerConnection = { connection: new Connection({ ...transport, busy: (isBusy) => busy?.(made, isBusy) }), socket };
+    return made;
   } catch (cause) {
     throw new SandboxNotRunningError(`sandbox ${name} does not run`, { kind: "not_running", cause });
   } finally {

@@ -1,11 +1,12 @@
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
+import { readdir } from "node:fs/promises";
 import { after, before, test } from "node:test";
 import { runInNewContext } from "node:vm";
 
 import { CancelledError, FileError, FileExistsError, FileNotFoundError, InvalidArgumentError } from "../src/index.js";
 import { NotFoundError, PermissionError, type Data } from "../src/index.js";
-import type { FilesystemEvent, Sandbox, WatchHandle } from "../src/index.js";
+import { Sandbox, type FilesystemEvent, type WatchHandle } from "../src/index.js";
 import { hostBox, noise, until } from "./support.js";
 
 let box: Sandbox;
@@ -240,4 +241,36 @@ test("a watch that is recursive sees directories that are new, and ends with its
   await until("the file is seen", () => names.includes("below/file"));
   await sh("rm -r /srv/deep");
   await until("the watch has ended", () => hasEnded);
+});
+
+test("operations share a connection, and none waits for another", async () => {
+  const descriptors = async (): Promise<number> => (await readdir("/proc/self/fd")).length;
+  const other = await Sandbox.connect(box.sandboxId);
+  await other.files.exists("/");
+  const before = await descriptors();
+  let more = (): void => undefined;
+  const wait = new Promise<void>((resolve) => (more = resolve));
+  async function* slow(): AsyncGenerator<Uint8Array> {
+    yield Buffer.from("first ");
+    await wait;
+    yield Buffer.from("second");
+  }
+  const writing = other.files.write("/srv/slow", slow());
+  for (let number = 0; number < 20; number += 1) {
+    const looks = Array.from({ length: 50 }, (_, n) => other.files.exists(n % 2 === 0 ? "/srv" : `/srv/none-${n}`));
+    assert.deepEqual(new Set((await Promise.all(looks)).filter((_, n) => n % 2 === 0)), new Set([true]));
+  }
+  assert.ok((await descriptors()) <= before, "more descriptors than before");
+  more();
+  await writing;
+  assert.equal(await other.files.read("/srv/slow"), "first second");
+  const controller = new AbortController();
+  async function* endless(): AsyncGenerator<Uint8Array> {
+    yield Buffer.from("first");
+    controller.abort();
+    await new Promise(() => undefined);
+  }
+  const look = other.files.exists("/srv");
+  await assert.rejects(other.files.write("/srv/endless", endless(), { signal: controller.signal }), CancelledError);
+  assert.deepEqual([await look, await other.files.exists("/srv/slow")], [true, true]);
 });

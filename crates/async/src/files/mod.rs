@@ -11,18 +11,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use micabox::{Attributes, DirectoryEntry, Error, Existing, FileStat, WriteOptions};
+use micabox_operations::{FILE_ANSWER_TIMEOUT, FileTask, bytes, from_bytes};
 use micabox_wire::files::{FileReply, FileRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::link::Link;
-use operation::{Ends, Operation, bytes, from_bytes};
+use operation::{Ends, Operation};
 
 pub use replies::{Entries, Replies};
 pub use stream::{FileReader, FileWriter, FilesWriter};
 pub use watch::Watch;
-
-/// How long the guest may be silent. It has nothing to say while it removes a large tree.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Most bytes of a file that [`Files::read`] returns.
 const MAX_READ: u64 = 256 << 20;
@@ -52,7 +50,7 @@ impl Files {
         Self {
             link: Arc::clone(link),
             user: String::new(),
-            answer_timeout: ANSWER_TIMEOUT,
+            answer_timeout: FILE_ANSWER_TIMEOUT,
         }
     }
 
@@ -435,25 +433,12 @@ impl Files {
         request: &FileRequest,
         ends: Ends,
     ) -> Result<Operation, Error> {
-        let task = micabox::FileTask::new(what, path);
-        let exec = micabox::FileTask::exec(request, &self.user, self.answer_timeout);
+        let task = FileTask::new(what, path);
+        let exec = FileTask::exec(request, &self.user, self.answer_timeout);
         Operation::start(&self.link, task, exec, ends).await
     }
 }
 
 fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sandbox_may_be_silent_for_as_long_as_in_every_language() {
-        let table = include_str!("../../../../sdk/cases.json");
-        let table: serde_json::Value = serde_json::from_str(table).unwrap();
-        let files = table["limits"]["files"].as_u64().map(Duration::from_millis);
-        assert_eq!(files, Some(ANSWER_TIMEOUT));
-    }
 }

@@ -1,15 +1,13 @@
 //! One operation: a command of the agent's own.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::future::Future;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use micabox::{Error, ExecOptions, FileTask, Stdio};
+use micabox::{Error, ExecOptions, Stdio};
+use micabox_operations::{FileTask, MAX_MESSAGES};
 use micabox_owner::protocol::Exec;
 use micabox_wire::Message;
 use micabox_wire::files::FileReply;
@@ -17,9 +15,6 @@ use tokio::io::AsyncReadExt;
 
 use crate::link::Link;
 use crate::process::{Begin, Process, rest};
-
-/// Most bytes of messages after an operation's end. The guest may lie.
-const MAX_MESSAGES: u64 = 1 << 20;
 
 /// Which streams an operation has, besides its messages.
 #[derive(Clone, Copy, Debug)]
@@ -147,12 +142,4 @@ impl fmt::Debug for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Ending").field(&self.task).finish()
     }
-}
-
-pub(super) fn bytes(path: &Path) -> Vec<u8> {
-    path.as_os_str().as_bytes().to_vec()
-}
-
-pub(super) fn from_bytes(path: Vec<u8>) -> PathBuf {
-    OsString::from_vec(path).into()
 }

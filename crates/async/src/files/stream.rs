@@ -6,12 +6,13 @@ use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use micabox::{Error, FileTask};
+use micabox::Error;
+use micabox_operations::{FileTask, bytes};
 use micabox_wire::encode;
 use micabox_wire::files::FilePiece;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-use super::operation::{Ending, Operation, bytes};
+use super::operation::{Ending, Operation};
 use crate::{Output, Stdin};
 
 /// Bytes of small files that are sent at a time.

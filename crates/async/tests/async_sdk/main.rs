@@ -1,5 +1,6 @@
 //! The SDK as a program on tokio uses it: this test is its own `mica`.
 
+mod attached;
 mod cases;
 mod commands;
 mod files;

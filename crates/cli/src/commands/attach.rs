@@ -3,10 +3,10 @@
 use micabox::{Cancel, Error};
 
 use super::named::refused;
-use crate::failure::EXIT_MICA;
 use crate::run::attend::{Attention, attend};
 use crate::run::{DETACH_KEYS, Keys, Signals, farewell, our_streams};
-use crate::{Outcome, settings};
+use micabox_program::failure::{EXIT_MICA, Outcome};
+use micabox_program::settings;
 
 /// Attach to the command of a running sandbox
 ///
@@ -51,7 +51,8 @@ fn attach(args: &Args) -> Outcome {
     let signals = Signals::catch(Cancel::default())?;
     let process = sandbox.attach(our_streams(!args.no_stdin));
     let process = process.map_err(|error| {
-        let is_idle = matches!(&error, Error::Refused(why) if why.contains("no command"));
+        let is_idle =
+            matches!(&error, Error::Refused { message, .. } if message.contains("no command"));
         let failure = refused(&sandbox, error);
         if is_idle {
             let name = &sandbox.record().name;

@@ -9,9 +9,9 @@ use micabox_transfer::{PullOptions, VerifyError, verify_conversion_blocking};
 use serde_json::json;
 
 use crate::commands::push;
-use crate::failure::Failure;
-use crate::output::{Table, print, print_json, size};
-use crate::{Outcome, bars, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{Table, print, print_json, size};
+use micabox_program::{bars, settings};
 
 /// Convert an image to EROFS images for registries
 ///

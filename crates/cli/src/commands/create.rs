@@ -1,9 +1,11 @@
 //! `mica create`
 
-use crate::failure::{EXIT_MICA, Failure};
-use crate::output::print;
-use crate::run::{self, IdFile, Preparation, Pulls, terminal};
-use crate::{Outcome, run::AttachOptions};
+use crate::run::AttachOptions;
+use crate::run::{self, IdFile, terminal};
+use micabox_creation::Preparation;
+use micabox_creation::Pulls;
+use micabox_program::failure::{EXIT_MICA, Failure, Outcome};
+use micabox_program::output::print;
 
 /// Make a sandbox without starting it, and print its ID
 ///
@@ -39,7 +41,7 @@ fn create(args: &run::Args) -> Outcome {
     };
     let id_file = IdFile::wanted(args.command.cidfile.as_deref())?;
     let prepared = Preparation {
-        sandbox: &args.sandbox,
+        options: &args.sandbox,
         image: args.image()?,
         first: args.first(terminal::wanted(&options)?),
         is_detached: false,

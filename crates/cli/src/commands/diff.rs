@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use super::changed::Changed;
 use super::notes;
-use crate::failure::Failure;
-use crate::output::{json_name, raw};
-use crate::{Outcome, settings, visible};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{json_name, raw};
+use micabox_program::{settings, visible};
 
 /// Bytes per write.
 const PIECE: usize = 64 << 10;

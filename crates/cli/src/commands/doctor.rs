@@ -14,9 +14,9 @@ use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use serde::Serialize;
 
-use crate::Outcome;
-use crate::host_memory::HostMemory;
-use crate::output::{Table, print, print_json, size};
+use micabox_program::failure::Outcome;
+use micabox_program::host_memory::HostMemory;
+use micabox_program::output::{Table, print, print_json, size};
 
 /// Show what this machine supports, and what to install for more
 ///

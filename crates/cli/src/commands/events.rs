@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use micabox::{History, SandboxEvent};
+use micabox_ground::clock;
 use serde_json::{Value, json};
 
 use crate::document::Document;
-use crate::failure::Failure;
 use crate::moment;
-use crate::output::{print, print_json_line, raw, rfc3339, write_stdout};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{print, print_json_line, raw, rfc3339, write_stdout};
+use micabox_program::settings;
 
 /// Returns an event's type in Docker's words.
 fn type_of(event: &SandboxEvent) -> &'static str {
@@ -67,7 +68,7 @@ pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&store)?;
     let mut history = History::open(&store);
     let format = Document::wanted(args.format.as_deref())?;
-    let since = args.since.unwrap_or_else(moment::now);
+    let since = args.since.unwrap_or_else(clock::now);
     let mut looked: Option<Instant> = None;
     loop {
         if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
@@ -75,7 +76,7 @@ pub fn execute(args: &Args) -> Outcome {
             sandboxes.list()?;
         }
         // Looked at before the events: those until then have been read.
-        let is_over = args.until.is_some_and(|until| until <= moment::now());
+        let is_over = args.until.is_some_and(|until| until <= clock::now());
         for event in history.read()? {
             let time = Duration::new(event.time.try_into().unwrap_or(0), event.nanos);
             let is_in_time = time >= since && args.until.is_none_or(|until| time <= until);
@@ -88,7 +89,7 @@ pub fn execute(args: &Args) -> Outcome {
         }
         let left = args
             .until
-            .map_or(LOOK, |until| until.saturating_sub(moment::now()));
+            .map_or(LOOK, |until| until.saturating_sub(clock::now()));
         raw::wait(history.changes(), left.min(LOOK));
     }
 }

@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use micabox::words::Period;
 use micabox::{Cancel, DEFAULT_GRACE, ErrorKind, ExecOptions, Overrides};
 
-use crate::failure::{EXIT_MICA, Failure};
 use crate::run::attend::{Attention, attend};
-use crate::run::{
-    AttachOptions, DETACH_KEYS, Keys, Signals, environment, our_streams, start_failure, terminal,
-};
-use crate::{Outcome, settings};
+use crate::run::{AttachOptions, DETACH_KEYS, Keys, Signals, our_streams, start_failure, terminal};
+use micabox_creation::environment;
+use micabox_program::failure::{EXIT_MICA, Failure, Outcome};
+use micabox_program::settings;
 
 /// Run a command in a running sandbox
 ///

@@ -3,10 +3,11 @@
 use micabox::builder::FromMemory;
 use micabox::{Builder, Cancel, DEFAULT_GRACE};
 
-use crate::failure::{EXIT_MICA, Failure};
-use crate::output::print_json;
 use crate::run::{AttachOptions, Signals, detach};
-use crate::{Outcome, copies, log, settings};
+use micabox_creation::copies;
+use micabox_program::failure::{EXIT_MICA, Failure, Outcome};
+use micabox_program::output::print_json;
+use micabox_program::{log, settings};
 
 /// Make copies of a running sandbox, which continue where it is (KVM only)
 ///

@@ -4,9 +4,11 @@ use micabox_image::store::Image;
 use serde::Serialize;
 
 use super::images::short;
-use crate::output::{print_json, size};
+use crate::moment;
 use crate::template::{self, Fields, Row, Template};
-use crate::{Outcome, moment, settings};
+use micabox_program::failure::Outcome;
+use micabox_program::output::{print_json, size};
+use micabox_program::settings;
 
 /// Most characters of a command in the table.
 const MAX_COMMAND: usize = 45;

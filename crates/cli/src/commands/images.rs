@@ -1,13 +1,14 @@
 //! `mica images`
 
+use micabox::words::boolean;
 use micabox_image::Reference;
 use micabox_image::store::ImageSummary;
 
 use crate::moment;
-use crate::output::{Table, print, print_json, size};
-use crate::run::boolean;
 use crate::template::{self, Fields, Row, Template};
-use crate::{Outcome, settings};
+use micabox_program::failure::Outcome;
+use micabox_program::output::{Table, print, print_json, size};
+use micabox_program::settings;
 
 /// Digits of a digest in a list.
 const SHORT: usize = 12;

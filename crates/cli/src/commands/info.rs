@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::version::VERSION;
 use crate::document::Document;
-use crate::failure::Failure;
-use crate::host_memory::HostMemory;
-use crate::output::{print, print_json, size, write_stdout};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::host_memory::HostMemory;
+use micabox_program::output::{print, print_json, size, write_stdout};
+use micabox_program::settings;
 
 /// Show how many sandboxes and images there are, and where
 ///

@@ -10,8 +10,8 @@ use std::thread;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::iterator::Signals;
 
-use crate::failure::{EXIT_MICA, Failure};
-use crate::{Outcome, umask};
+use micabox_program::failure::{EXIT_MICA, Failure, Outcome};
+use micabox_program::umask;
 
 /// Exit codes of a command that is not there, and of one that can't be run, as shells have them.
 const EXIT_NOT_FOUND: u8 = 127;

@@ -4,7 +4,7 @@ use micabox::Error;
 use micabox::words::Signal;
 
 use super::named::{Named, refused};
-use crate::Outcome;
+use micabox_program::failure::Outcome;
 
 /// Send a signal to the commands of running sandboxes
 ///
@@ -23,7 +23,7 @@ pub struct Args {
 pub fn execute(args: &Args) -> Outcome {
     args.named.each(|sandbox| {
         sandbox.signal(args.signal.0).map_err(|error| {
-            let is_refused = matches!(error, Error::Refused(_));
+            let is_refused = matches!(error, Error::Refused { .. });
             let failure = refused(sandbox, error);
             if is_refused {
                 let name = &sandbox.record().name;

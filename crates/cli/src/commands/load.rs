@@ -4,15 +4,15 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use micabox::words::OrNone;
 use micabox_image::progress::Silent;
 use micabox_image::{LoadOptions, Platform, Progress, Reference};
 use rustix::fs::FileType;
 use serde_json::json;
 
-use crate::failure::Failure;
-use crate::output::{print, print_json};
-use crate::run::{OrNone, empty_or};
-use crate::{Outcome, bars, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{print, print_json};
+use micabox_program::{bars, settings};
 
 /// Load images from an archive or a layout directory
 ///
@@ -26,7 +26,7 @@ pub struct Args {
     name: Option<Reference>,
 
     /// Platform of the images [default: this machine's]
-    #[arg(long, value_name = "OS/ARCH", value_parser = empty_or::<Platform>())]
+    #[arg(long, value_name = "OS/ARCH")]
     platform: Option<OrNone<Platform>>,
 
     /// Print the result as JSON
@@ -68,7 +68,7 @@ pub fn execute(args: &Args) -> Outcome {
     };
     let store = settings::store()?;
     let options = LoadOptions {
-        platform: args.platform.clone().flatten(),
+        platform: args.platform.clone().and_then(|OrNone(platform)| platform),
         settings: settings::for_images()?,
     };
     let images = {

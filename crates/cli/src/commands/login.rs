@@ -15,9 +15,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::failure::Failure;
-use crate::output::{print, write_stderr};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{print, write_stderr};
+use micabox_program::settings;
 
 /// Most bytes of a password on stdin.
 const MAX_PASSWORD: u64 = 64 << 10;

@@ -3,9 +3,9 @@
 use micabox_transfer::LoginFile;
 
 use super::login::registry;
-use crate::Outcome;
-use crate::failure::Failure;
-use crate::output::print;
+
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::print;
 
 /// Log out of a registry: forget the password that `mica login` or `docker login` has kept
 #[derive(Debug, clap::Args)]

@@ -6,11 +6,12 @@ use std::mem;
 use std::time::Duration;
 
 use micabox::{LogReader, LogRecord, LogStream};
+use micabox_ground::clock;
 
-use crate::failure::Failure;
 use crate::moment;
-use crate::output::{raw, rfc3339, write_stderr};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{raw, rfc3339, write_stderr};
+use micabox_program::settings;
 
 /// Interval of reads while a log is followed.
 const POLL: Duration = Duration::from_millis(50);
@@ -104,7 +105,7 @@ fn show(args: &Args, log: &mut LogReader) -> Result<(), Problem> {
     }
     loop {
         // Before the log is read, so that nothing written until then is missed.
-        let is_over = args.until.is_some_and(|until| until < moment::now());
+        let is_over = args.until.is_some_and(|until| until < clock::now());
         let is_live = args.follow && !is_over && log.is_live()?;
         while let Some(record) = log.next_record()? {
             for piece in window.pieces(&record) {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use micabox::words::Bytes;
 use micabox::{MemoryRecord, Mounts};
 use micabox_mount::{Cache, Filesystem, KeepError, Limits, Manner, Place, Shown, Tree, load, save};
 use micabox_overlay::host::WholeFile;
@@ -18,10 +19,9 @@ use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::ext4::size as parse_size;
 use super::inside::run_in;
-use crate::failure::{EXIT_MICA, Failure};
-use crate::{Outcome, output, settings};
+use micabox_program::failure::{EXIT_MICA, Failure, Outcome};
+use micabox_program::{output, settings};
 
 /// How long the kernel may take to give back what it has cached, once nothing is mounted any more.
 const LAST_REQUESTS: Duration = Duration::from_secs(10);
@@ -55,8 +55,8 @@ pub struct Args {
     #[arg(long, hide = true, requires = "detach")]
     served: bool,
     /// How much it may hold, such as 2G; 0 for as much as there is [default: half of the machine's memory]
-    #[arg(long, value_parser = parse_size)]
-    size: Option<u64>,
+    #[arg(long)]
+    size: Option<Bytes>,
     /// How many files it may hold; 0 for any number [default: one for each 4 KiB of its size]
     #[arg(long, value_name = "NUMBER")]
     inodes: Option<u64>,
@@ -281,7 +281,7 @@ fn empty(args: &Args) -> Result<Filesystem, Failure> {
     let root = stat(&args.place)
         .map_err(|error| Failure::of(&error).context(&args.place.display().to_string()))?;
     let mode = (root.st_mode & 0o7777) as u16;
-    let limits = limits(args.size, args.inodes);
+    let limits = limits(args.size.map(|Bytes(bytes)| bytes), args.inodes);
     Ok(Filesystem::new(limits, mode, root.st_uid, root.st_gid))
 }
 

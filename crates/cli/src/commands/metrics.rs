@@ -6,8 +6,9 @@ use std::fmt::{Display, Write};
 use micabox::{PoolRecord, Record, Status};
 
 use super::stats::{Look, looks, running};
-use crate::output::write_stdout;
-use crate::{Outcome, settings};
+use micabox_program::failure::Outcome;
+use micabox_program::output::write_stdout;
+use micabox_program::settings;
 
 /// Print what all sandboxes of this machine use, in Prometheus' text format
 ///
@@ -51,109 +52,95 @@ fn page(records: &[Record], looks: &[Look]) -> String {
     for record in records {
         *counts.entry(super::ps::state(&record.status)).or_default() += 1;
     }
-    let rows = counts
-        .iter()
-        .map(|(state, count)| (labels(&[("state", state)]), Some(*count)));
-    family(
-        &mut text,
-        "mica_sandboxes",
-        Kind::Gauge,
-        "Sandboxes by state",
-        rows,
-    );
+    let counts = counts.iter();
+    let rows = counts.map(|(state, count)| (labels(&[("state", state)]), Some(*count)));
+    let help = "Sandboxes by state";
+    family(&mut text, "mica_sandboxes", Kind::Gauge, help, rows);
     let live = || records.iter().filter(|record| record.status.is_live());
-    let rows = live().map(|record| {
-        let labels = labels(&[
-            ("id", record.short_id()),
-            ("name", &record.name),
-            ("image", &record.base.to_string()),
-            ("state", super::ps::state(&record.status)),
-        ]);
-        (labels, Some(1))
-    });
+    let rows = live().map(|record| (described(record), Some(1)));
     let help = "What a running sandbox is";
     family(&mut text, "mica_sandbox_info", Kind::Gauge, help, rows);
-    let rows = live().map(|record| {
-        let since = match record.status {
-            Status::Running { since } | Status::Paused { since } => Some(since),
-            _ => None,
-        };
-        (of(record), since)
-    });
-    let help = "When a sandbox was started, seconds since 1970-01-01 UTC";
-    family(
-        &mut text,
+    let rows = live().map(|record| (of(record), started(record)));
+    let (name, help) = (
         "mica_sandbox_start_time_seconds",
-        Kind::Gauge,
-        help,
-        rows,
+        "When a sandbox was started, seconds since 1970-01-01 UTC",
     );
+    family(&mut text, name, Kind::Gauge, help, rows);
     let rows = looks.iter().map(|look| {
         let seconds = look.stats.processor_time as f64 / 1e6;
         (of(&look.record), Some(seconds))
     });
-    let help = "Processor time of a sandbox since its start";
-    family(
-        &mut text,
+    let (name, help) = (
         "mica_sandbox_cpu_seconds_total",
-        Kind::Counter,
-        help,
-        rows,
+        "Processor time of a sandbox since its start",
     );
-    type Value = fn(&Look) -> Option<u64>;
-    let families: [(&str, Kind, &str, Value); 8] = [
-        ("cpus", Kind::Gauge, "Virtual processors", |look| {
-            let is_limited = look.stats.processors_limited;
-            is_limited.then_some(look.record.cpus().into())
-        }),
-        (
-            "memory_limit_bytes",
-            Kind::Gauge,
-            "Memory of the machine",
-            Look::memory_limit,
-        ),
-        (
-            "memory_own_bytes",
-            Kind::Gauge,
-            "Resident memory that is not of files",
-            |look| look.stats.own_memory,
-        ),
-        (
-            "memory_shared_bytes",
-            Kind::Gauge,
-            "Resident memory of files that sandboxes share",
-            |look| look.stats.shared_memory,
-        ),
-        (
-            "disk_read_bytes_total",
-            Kind::Counter,
-            "Bytes read from disks",
-            |look| look.stats.disk_read,
-        ),
-        (
-            "disk_written_bytes_total",
-            Kind::Counter,
-            "Bytes written to disks",
-            |look| look.stats.disk_written,
-        ),
-        (
-            "network_receive_bytes_total",
-            Kind::Counter,
-            "Bytes of received frames",
-            |look| look.stats.network_received,
-        ),
-        (
-            "network_transmit_bytes_total",
-            Kind::Counter,
-            "Bytes of sent frames",
-            |look| look.stats.network_sent,
-        ),
-    ];
-    for (name, kind, help, value) in families {
+    family(&mut text, name, Kind::Counter, help, rows);
+    for (name, kind, help, value) in OF_LOOKS {
         let rows = looks.iter().map(|look| (of(&look.record), value(look)));
         family(&mut text, &format!("mica_sandbox_{name}"), kind, help, rows);
     }
     text
+}
+
+/// Returns a metric's value for a sandbox, if it has one.
+type Value = fn(&Look) -> Option<u64>;
+
+/// Metrics of what a sandbox uses: the name behind `mica_sandbox_`, the type, the help, and the value.
+const OF_LOOKS: [(&str, Kind, &str, Value); 8] = [
+    ("cpus", Kind::Gauge, "Virtual processors", |look| {
+        let is_limited = look.stats.processors_limited;
+        is_limited.then_some(look.record.cpus().into())
+    }),
+    (
+        "memory_limit_bytes",
+        Kind::Gauge,
+        "Memory of the machine",
+        Look::memory_limit,
+    ),
+    (
+        "memory_own_bytes",
+        Kind::Gauge,
+        "Resident memory that is not of files",
+        |look| look.stats.own_memory,
+    ),
+    (
+        "memory_shared_bytes",
+        Kind::Gauge,
+        "Resident memory of files that sandboxes share",
+        |look| look.stats.shared_memory,
+    ),
+    (
+        "disk_read_bytes_total",
+        Kind::Counter,
+        "Bytes read from disks",
+        |look| look.stats.disk_read,
+    ),
+    (
+        "disk_written_bytes_total",
+        Kind::Counter,
+        "Bytes written to disks",
+        |look| look.stats.disk_written,
+    ),
+    (
+        "network_receive_bytes_total",
+        Kind::Counter,
+        "Bytes of received frames",
+        |look| look.stats.network_received,
+    ),
+    (
+        "network_transmit_bytes_total",
+        Kind::Counter,
+        "Bytes of sent frames",
+        |look| look.stats.network_sent,
+    ),
+];
+
+/// Returns when a sandbox was started, if it runs or is paused.
+fn started(record: &Record) -> Option<i64> {
+    match record.status {
+        Status::Running { since } | Status::Paused { since } => Some(since),
+        _ => None,
+    }
 }
 
 /// Adds a metric with its values.
@@ -178,6 +165,15 @@ fn family<T: Display>(
 
 fn of(record: &Record) -> String {
     labels(&[("id", record.short_id()), ("name", &record.name)])
+}
+
+fn described(record: &Record) -> String {
+    labels(&[
+        ("id", record.short_id()),
+        ("name", &record.name),
+        ("image", &record.base.to_string()),
+        ("state", super::ps::state(&record.status)),
+    ])
 }
 
 fn labels(pairs: &[(&str, &str)]) -> String {

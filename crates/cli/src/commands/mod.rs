@@ -51,8 +51,8 @@ pub mod version;
 pub mod volume;
 pub mod wait;
 
-use crate::failure::{Failure, print_all};
-use crate::{Outcome, output};
+use micabox_program::failure::{Failure, Outcome, print_all};
+use micabox_program::output;
 
 /// Applies `action` to each name and prints the results; continues after a failure, as Docker does.
 fn for_each(names: &[String], mut action: impl FnMut(&str) -> Result<String, Failure>) -> Outcome {

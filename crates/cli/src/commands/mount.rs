@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
+use micabox::words::Bytes;
 use micabox::{
     MountOptions, MountRecord, MountedTree, Mounts, Sandboxes, ServedBy, Tree, TreeKind,
 };
@@ -12,12 +13,11 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::ext4::size as parse_size;
 use super::inside::run_in;
 use super::memfs::limits;
-use crate::failure::{EXIT_MICA, Failure};
-use crate::output::{Table, ago, print, print_json};
-use crate::{Outcome, settings};
+use micabox_program::failure::{EXIT_MICA, Failure, Outcome};
+use micabox_program::output::{Table, ago, print, print_json};
+use micabox_program::settings;
 
 /// Mount an image, a sandbox's disk, a snapshot, a filesystem in a file or a directory, to look into it
 ///
@@ -40,8 +40,8 @@ pub struct Args {
     #[arg(long)]
     rw: bool,
     /// How much changes may take, such as 2G; 0 for as much as there is [default: half of the machine's memory]
-    #[arg(long, value_parser = parse_size, requires = "rw")]
-    size: Option<u64>,
+    #[arg(long, requires = "rw")]
+    size: Option<Bytes>,
     /// Keep changes of an image in this directory, which is made if it is missing, for later mounts of the
     /// same image. The kernel's overlay does, for root
     #[arg(
@@ -108,7 +108,7 @@ pub fn execute(args: &Args) -> Outcome {
 fn mount(args: &Args, source: &OsStr, place: &Path) -> Outcome {
     let sandboxes = sandboxes()?;
     let tree = Tree::find(&sandboxes, source)?;
-    let room = limits(args.size, None);
+    let room = limits(args.size.map(|Bytes(bytes)| bytes), None);
     let is_command = !args.command.is_empty();
     let options = MountOptions {
         is_writable: args.rw,

@@ -5,9 +5,9 @@ use std::time::Duration;
 use micabox::{Error, SandboxRef};
 
 use super::for_each;
-use crate::failure::Failure;
-use crate::output::write_stderr;
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::write_stderr;
+use micabox_program::settings;
 
 /// The sandboxes that a command is about.
 #[derive(Clone, Debug, clap::Args)]
@@ -45,7 +45,7 @@ impl Named {
 /// Makes the failure of a request to a sandbox's owner, which does not know the name that the user has for it.
 pub fn refused(sandbox: &SandboxRef, error: Error) -> Failure {
     let why = match &error {
-        Error::Refused(why) => why.clone(),
+        Error::Refused { message, .. } => message.clone(),
         Error::Paused => error.to_string(),
         _ => return error.into(),
     };

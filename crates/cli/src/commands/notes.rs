@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use micabox::{LeftOut, Notes};
 use micabox_overlay::host::unpack::Unpacked;
 
-use crate::output::write_stderr;
+use micabox_program::output::write_stderr;
 
 /// Prints the notes to stderr. `whose` names the disk's sandbox.
 pub fn print(notes: &Notes, whose: &str) {

@@ -1,7 +1,7 @@
 //! `mica pause` and `mica unpause`
 
 use super::named::{Named, refused};
-use crate::Outcome;
+use micabox_program::failure::Outcome;
 
 /// Stop the processors of running sandboxes
 ///

@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
-use micabox::{Builder, Cancel, Network};
+use micabox::{Builder, Cancel};
+use micabox_spec::options::MachineOptions;
 
-use crate::failure::{EXIT_MICA, Failure};
-use crate::output::{print, write_stderr};
-use crate::run::{MachineArgs, Net, Pulls, Signals};
-use crate::{Outcome, settings};
+use crate::run::Signals;
+use micabox_creation::Pulls;
+use micabox_creation::find_image;
+use micabox_program::failure::{EXIT_MICA, Failure, Outcome};
+use micabox_program::output::{print, write_stderr};
+use micabox_program::settings;
 
 /// Intervals of looks at the pool: until all machines are ready, and later.
 const START: Duration = Duration::from_millis(20);
@@ -36,7 +39,7 @@ pub struct Args {
     size: usize,
 
     #[command(flatten)]
-    machine: MachineArgs,
+    machine: MachineOptions,
 
     /// The image
     #[arg(value_name = "IMAGE")]
@@ -51,17 +54,14 @@ pub fn execute(args: &Args) -> Outcome {
 fn pool(args: &Args) -> Outcome {
     let store = settings::store()?;
     let cancel = Cancel::default();
-    let image = args
-        .machine
-        .image(&store, &args.image, Pulls::default(), &cancel)?;
+    let machine = &args.machine;
+    let image = find_image(machine, &store, &args.image, Pulls::default(), &cancel)?;
     let signals = Signals::catch(cancel.clone())?;
-    let mut builder = args
-        .machine
-        .apply(Builder::new(&store, &image).trim(&args.machine.trim()?)?)
-        .cancel(cancel);
-    if args.machine.net == Net::None {
-        builder = builder.network(Network::None);
-    }
+    let trim = machine.trim().map_err(|error| Failure::of(&error))?;
+    let builder = Builder::new(&store, &image).trim(&trim)?;
+    let mut spec = builder.spec().clone();
+    machine.apply(&mut spec);
+    let builder = builder.with_spec(spec).cancel(cancel);
     let pool = builder.pool(args.size)?;
     signals.started();
     let mut is_ready = false;

@@ -3,9 +3,9 @@
 use micabox::{Error, Protocol, Publish};
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::output::{print, print_json};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{print, print_json};
+use micabox_program::settings;
 
 /// List the ports of this machine that lead to a running sandbox
 #[derive(Debug, clap::Args)]

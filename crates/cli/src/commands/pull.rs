@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use clap::ValueEnum;
+use micabox::words::OrNone;
 use micabox_image::progress::Silent;
 use micabox_image::store::Image;
 use micabox_image::{Platform, Progress, Reference};
@@ -12,12 +13,10 @@ use micabox_transfer::{
 use serde_json::json;
 
 use crate::commands::convert;
-use crate::commands::store::pack;
-use crate::failure::Failure;
-use crate::output::{print, print_json, warn_json};
-use crate::progress::Reports;
-use crate::run::{OrNone, empty_or};
-use crate::{Outcome, bars, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{print, print_json, warn_json};
+use micabox_program::progress::Reports;
+use micabox_program::{bars, packing, settings};
 
 /// Pull an image from a registry
 ///
@@ -26,7 +25,7 @@ use crate::{Outcome, bars, settings};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Platform of the image [default: this machine's]
-    #[arg(long, value_name = "OS/ARCH", value_parser = empty_or::<Platform>())]
+    #[arg(long, value_name = "OS/ARCH")]
     platform: Option<OrNone<Platform>>,
 
     /// Fetch only what is needed to start: the rest when it is read, or by the next pull without this
@@ -78,7 +77,7 @@ fn check_same(name: &Reference, image: &Image, verified: &Verified) -> Result<()
 pub fn execute(args: Args) -> Outcome {
     let store = settings::store()?;
     let mut options = PullOptions::new(settings::settings()?);
-    options.platform = args.platform.flatten();
+    options.platform = args.platform.and_then(|OrNone(platform)| platform);
     options.policy = PullPolicy::Always;
     options.lazy = args.lazy;
     let name = args.image.familiar();
@@ -101,7 +100,7 @@ pub fn execute(args: Args) -> Outcome {
         }
         image
     };
-    pack::after_pull(&options.settings);
+    packing::after_pull(&options.settings);
     if args.json {
         print_json(&json!({
             "reference": args.image.to_string(),

@@ -7,9 +7,9 @@ use micabox_image::{Compression, Progress, Reference};
 use micabox_transfer::{PushOptions, push_blocking, push_start_order_blocking};
 use serde_json::json;
 
-use crate::failure::Failure;
-use crate::output::{print, print_json};
-use crate::{Outcome, bars, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{print, print_json};
+use micabox_program::{bars, settings};
 
 /// Push an image to a registry
 ///

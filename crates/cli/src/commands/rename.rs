@@ -1,6 +1,7 @@
 //! `mica rename`
 
-use crate::{Outcome, settings};
+use micabox_program::failure::Outcome;
+use micabox_program::settings;
 
 /// Give a sandbox another name
 ///

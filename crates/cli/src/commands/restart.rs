@@ -3,9 +3,9 @@
 use micabox::Record;
 
 use super::named::{Grace, Named};
-use crate::Outcome;
-use crate::failure::Failure;
+
 use crate::run::restart;
+use micabox_program::failure::{Failure, Outcome};
 
 /// Stop sandboxes that have disks, and start them again
 ///

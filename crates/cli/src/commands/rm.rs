@@ -5,8 +5,8 @@ use std::time::Duration;
 use micabox::Error;
 
 use super::named::Named;
-use crate::failure::Failure;
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::settings;
 
 /// Remove sandboxes that have ended
 #[derive(Debug, clap::Args)]

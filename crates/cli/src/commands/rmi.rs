@@ -2,9 +2,9 @@
 
 use micabox::{Mounts, Sandboxes, StoreError};
 
-use crate::failure::Failure;
-use crate::output::size;
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::size;
+use micabox_program::settings;
 
 /// Remove images
 ///

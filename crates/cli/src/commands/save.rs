@@ -8,8 +8,8 @@ use micabox_image::ArchiveFormat;
 use micabox_image::{Compression, SaveOptions};
 use micabox_overlay::host::WholeFile;
 
-use crate::failure::Failure;
-use crate::{Outcome, bars, output, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::{bars, output, settings};
 
 /// Save images to an archive
 ///

@@ -8,10 +8,10 @@ use micabox::Snapshot;
 use micabox_overlay::host::WholeFile;
 
 use super::notes;
-use crate::failure::Failure;
-use crate::output::{ago, print, print_json, rfc3339, size};
 use crate::template::{self, Fields, Row, Template};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{ago, print, print_json, rfc3339, size};
+use micabox_program::settings;
 
 /// Copies of sandboxes' disks, or of running sandboxes, to start others from with `mica run
 /// --from`

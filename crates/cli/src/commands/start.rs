@@ -3,9 +3,9 @@
 use micabox::SandboxRef;
 
 use super::named::Named;
-use crate::failure::{EXIT_MICA, Failure};
 use crate::run::restart;
-use crate::{Outcome, settings};
+use micabox_program::failure::{EXIT_MICA, Failure, Outcome};
+use micabox_program::settings;
 
 /// Start sandboxes again that have ended and kept their disks
 ///

@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 use micabox::{Record, SandboxRef, Sandboxes, Stats};
 use serde::Serialize;
 
-use crate::failure::{Failure, print_all};
-use crate::output::{Table, print, print_json_line, raw, size, stdout_is_terminal, write_stdout};
 use crate::template::{self, Fields, Row, Template};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome, print_all};
+use micabox_program::output::{
+    Table, print, print_json_line, raw, size, stdout_is_terminal, write_stdout,
+};
+use micabox_program::settings;
 
 /// Time between two looks.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
 //! `mica stop`
 
 use super::named::{Grace, Named};
-use crate::Outcome;
+use micabox_program::failure::Outcome;
 
 /// Stop running sandboxes
 ///

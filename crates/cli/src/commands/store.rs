@@ -1,15 +1,15 @@
 //! `mica store`
 
-pub mod pack;
-pub mod serve;
+mod pack;
 
 use micabox::Mounts;
 use micabox_image::Store;
 use micabox_image::store::{FsckOptions, PruneOptions};
 
-use crate::failure::Failure;
-use crate::output::{Table, print, print_json, size};
-use crate::{Outcome, server, settings, visible};
+use crate::server;
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{Table, print, print_json, size};
+use micabox_program::{serving, settings, visible};
 
 /// Maintain the store (space, packing, leftovers, damage), and serve its images to other machines
 #[derive(Debug, clap::Args)]
@@ -55,7 +55,7 @@ enum Command {
     },
     Pack(pack::PackArgs),
     Unpack(pack::UnpackArgs),
-    Serve(serve::Args),
+    Serve(serving::ReplicaArgs),
 }
 
 /// Runs a subcommand.

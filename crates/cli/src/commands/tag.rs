@@ -2,8 +2,8 @@
 
 use micabox_image::Reference;
 
-use crate::failure::Failure;
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::settings;
 
 /// Give an image another name
 ///

@@ -5,9 +5,9 @@ use std::time::Duration;
 use micabox::GuestProcess;
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::output::{Table, print, print_json};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{Table, print, print_json};
+use micabox_program::settings;
 
 /// List the processes in a running sandbox
 ///

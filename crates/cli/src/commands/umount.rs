@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use micabox::{Mounts, Unmounted};
 
-use crate::failure::{Failure, print_all};
-use crate::output::write_stderr;
-use crate::{Outcome, settings, visible};
+use micabox_program::failure::{Failure, Outcome, print_all};
+use micabox_program::output::write_stderr;
+use micabox_program::{settings, visible};
 
 /// Unmount what `mica mount` and `mica memfs` have mounted
 ///

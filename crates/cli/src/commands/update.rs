@@ -1,12 +1,11 @@
 //! `mica update`
 
-use micabox::words::{Cpus, Memory, Period, Processes};
+use micabox::words::{Cpus, Memory, OrDefault, Period, Processes};
 use micabox::{DiskRate, Error, ErrorKind, Expiry, NetRate, Record, Resources, SandboxRef, Upper};
 
 use super::named::Named;
-use crate::Outcome;
-use crate::failure::Failure;
-use crate::run::{OrDefault, zero_or};
+
+use micabox_program::failure::{Failure, Outcome};
 
 /// Change what sandboxes may use, for now and for later starts
 ///
@@ -28,11 +27,11 @@ pub struct Args {
 
     /// Processors: of a running sandbox, how much of their time it may use, where a control group limits
     /// it; otherwise as for `mica run`; 0 changes nothing, as with Docker
-    #[arg(long, value_name = "NUMBER", value_parser = zero_or::<Cpus>(), group = "change")]
+    #[arg(long, value_name = "NUMBER", group = "change")]
     cpus: Option<OrDefault<Cpus>>,
 
     /// Memory of the machine, of a sandbox that does not run
-    #[arg(short, long, value_name = "SIZE", value_parser = zero_or::<Memory>(), group = "change")]
+    #[arg(short, long, value_name = "SIZE", group = "change")]
     memory: Option<OrDefault<Memory>>,
 
     /// Most processes and threads; 0 and -1 for no limit. Of a running sandbox, only if it was started
@@ -63,10 +62,18 @@ pub fn execute(args: &Args) -> Outcome {
 }
 
 impl Args {
+    fn cpus(&self) -> Option<Cpus> {
+        self.cpus.and_then(|OrDefault(cpus)| cpus)
+    }
+
+    fn memory(&self) -> Option<Memory> {
+        self.memory.and_then(|OrDefault(memory)| memory)
+    }
+
     fn change(&self, sandbox: &SandboxRef) -> Result<(), Failure> {
         let resources = Resources {
-            memory_mib: self.memory.flatten().map(|Memory(mib)| mib),
-            processors: self.cpus.flatten().map(Cpus::thousandths),
+            memory_mib: self.memory().map(|Memory(mib)| mib),
+            processors: self.cpus().map(Cpus::thousandths),
             pids_limit: self.pids_limit.map(|Processes(most)| most),
             disk_rate: self.disk_rate,
             net_rate: self.net_rate,
@@ -97,11 +104,10 @@ impl Args {
     fn must_stop(&self, record: &Record) -> Failure {
         let name = &record.name;
         let cpus = u32::from(record.cpus());
-        let what = if self.memory.flatten().is_some() {
+        let what = if self.memory().is_some() {
             "its memory can't be changed meanwhile".to_owned()
         } else if self
-            .cpus
-            .flatten()
+            .cpus()
             .is_some_and(|time| time.thousandths() > cpus * 1000)
         {
             format!("it can't have more than the {cpus} processors that it was started with")

@@ -3,9 +3,9 @@
 use micabox_image::Platform;
 use serde_json::{Value, json};
 
-use crate::Outcome;
 use crate::document::Document;
-use crate::output::{print, print_json, write_stdout};
+use micabox_program::failure::Outcome;
+use micabox_program::output::{print, print_json, write_stdout};
 
 /// This program's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use micabox::words::Bytes;
 use micabox::{DEFAULT_DISK_SIZE, Sandboxes, Volume};
 use serde::Serialize;
 
-use super::ext4::size as parse_size;
-use crate::failure::Failure;
-use crate::output::{Table, ago, print, print_json, rfc3339, size};
 use crate::template::{self, Fields, Row, Template, labels};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{Table, ago, print, print_json, rfc3339, size};
+use micabox_program::settings;
 
 /// Disks with names, which outlive the sandboxes that use them: `mica run -v NAME:/PATH`
 ///
@@ -26,8 +26,8 @@ enum Action {
     /// Make a volume; it takes space on this machine only as it fills
     Create {
         /// Its size, such as 100M or 16G
-        #[arg(long, value_parser = parse_size, default_value_t = DEFAULT_DISK_SIZE, hide_default_value = true)]
-        size: u64,
+        #[arg(long)]
+        size: Option<Bytes>,
         /// Accepted as with Docker: there are no other drivers
         #[arg(short, long, value_name = "DRIVER", value_parser = ["local"], hide = true)]
         driver: Option<String>,
@@ -74,8 +74,7 @@ enum Action {
         /// Name of the volume
         name: String,
         /// The new size, such as 16G
-        #[arg(value_parser = parse_size)]
-        size: u64,
+        size: Bytes,
     },
 }
 
@@ -153,7 +152,8 @@ pub fn execute(args: &Args) -> Outcome {
             size, label, name, ..
         } => {
             let labels: BTreeMap<_, _> = label.iter().cloned().collect();
-            let volume = sandboxes.create_volume(name, *size, labels)?;
+            let size = size.map_or(DEFAULT_DISK_SIZE, |Bytes(bytes)| bytes);
+            let volume = sandboxes.create_volume(name, size, labels)?;
             print(&format!("{}\n", volume.name))?;
             Ok(0)
         }
@@ -201,7 +201,7 @@ pub fn execute(args: &Args) -> Outcome {
         }),
         Action::Prune { force } => prune(&sandboxes, *force),
         Action::Resize { name, size } => {
-            sandboxes.resize_volume(name, *size)?;
+            sandboxes.resize_volume(name, size.0)?;
             print(&format!("{name}\n"))?;
             Ok(0)
         }

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use crate::failure::{Failure, print_all};
-use crate::output::{print, print_json};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome, print_all};
+use micabox_program::output::{print, print_json};
+use micabox_program::settings;
 
 /// Wait until sandboxes have ended, and print the exit codes of their commands
 #[derive(Debug, clap::Args)]

@@ -9,12 +9,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::AsFd;
 use signal_hook::consts::{SIGKILL, SIGWINCH};
 
-use super::signals::ends_processes;
-use super::supervise::{exit_code_of, unwritten};
-use super::{Keys, Signals, streams, terminal};
-use crate::Outcome;
-use crate::failure::{EXIT_MICA, Failure};
-use crate::output::write_stderr;
+use super::exit::{exit_code_of, unwritten};
+use super::keys::Keys;
+use super::signals::{Signals, ends_processes};
+use super::{streams, terminal};
+
+use micabox_program::failure::{EXIT_MICA, Failure, Outcome};
+use micabox_program::output::write_stderr;
 
 /// Exit code after a timeout, as coreutils' `timeout` has it.
 const EXIT_TIMEOUT: u8 = 124;

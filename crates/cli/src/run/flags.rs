@@ -5,32 +5,18 @@
     reason = "their documentation is text for --help"
 )]
 
-mod booleans;
 mod command;
-mod confinement;
 mod dockers;
 mod groups;
-mod host;
-mod machine;
-mod mount;
-mod ports;
-mod sandbox;
-mod security;
-mod upper;
 
 use std::ffi::OsString;
-use std::str::FromStr;
 
 use micabox::TtySize;
-use micabox::words::is_zero;
+use micabox_spec::options::SandboxOptions;
 
-use super::First;
-use crate::failure::Failure;
-pub use booleans::{boolean, parse};
 pub use command::{CommandArgs, Timing};
-pub use host::Taken;
-pub use machine::{Bound, MachineArgs, Net, Pulls};
-pub use sandbox::SandboxArgs;
+use micabox_creation::First;
+use micabox_program::failure::Failure;
 
 /// Run a command from an image in a virtual machine of its own
 ///
@@ -62,7 +48,7 @@ pub struct Args {
     pub command: CommandArgs,
 
     #[command(flatten)]
-    pub sandbox: SandboxArgs,
+    pub sandbox: SandboxOptions,
 
     #[command(flatten)]
     _dockers: dockers::Defaults,
@@ -144,65 +130,7 @@ impl Args {
             return Err(Failure::new("an idle sandbox runs no command of its own")
                 .hint("run the command with `mica exec`, or omit --idle"));
         }
-        self.sandbox.check()
-    }
-}
-
-fn absolute(flag: &str, path: &[u8]) -> Result<Vec<u8>, Failure> {
-    if path.starts_with(b"/") {
-        Ok(path.to_vec())
-    } else {
-        let path = String::from_utf8_lossy(path);
-        Err(Failure::new(format!(
-            "{flag} {path}: the path is not absolute"
-        )))
-    }
-}
-
-/// Parses `FIRST:/PATH`: a path on the host or a link's target, and an absolute path in the
-/// sandbox.
-fn pair(text: &str) -> Result<(OsString, OsString), String> {
-    match text.split_once(":/") {
-        Some((first, path)) if !first.is_empty() => Ok((first.into(), format!("/{path}").into())),
-        _ => Err("expected two names with a colon between, the second one absolute".into()),
-    }
-}
-
-/// A value of a flag; None for 0, by which Docker's command line says the default.
-pub type OrDefault<T> = Option<T>;
-
-/// Reads a word, or 0 with any unit.
-pub fn zero_or<T: FromStr<Err: ToString>>() -> impl Fn(&str) -> Result<OrDefault<T>, String> + Clone
-{
-    |text| {
-        if is_zero(text) {
-            return Ok(None);
-        }
-        word(text).map(Some)
-    }
-}
-
-/// A value of a flag; None for '', by which Docker's scripts say that there is none.
-pub type OrNone<T> = Option<T>;
-
-/// Reads a word, or ''.
-pub fn empty_or<T: FromStr<Err: ToString>>() -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone {
-    |text| match text {
-        "" => Ok(None),
-        text => word(text).map(Some),
-    }
-}
-
-fn word<T: FromStr<Err: ToString>>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|error: T::Err| error.to_string())
-}
-
-/// Parses the value of `--rm`, as Docker does.
-fn forgets(text: &str) -> Result<bool, String> {
-    match boolean(text) {
-        Some(value) => Ok(value),
-        None if text.starts_with('/') => Err(format!("use `--remove {text}`")),
-        None => Err("expected true or false; `--remove PATH` removes a path".into()),
+        micabox_creation::check(&self.sandbox)
     }
 }
 

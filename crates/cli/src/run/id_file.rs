@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
+use micabox_program::failure::Failure;
 
 /// A file that is there for the ID, and is removed if there is none in the end.
 #[derive(Debug)]

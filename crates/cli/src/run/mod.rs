@@ -1,76 +1,43 @@
 //! `mica run`: runs a command from an image in its own virtual machine.
 
 pub mod attend;
-pub mod environment;
+mod exit;
 mod flags;
 mod id_file;
 mod keys;
-mod labels;
-mod prepare;
-mod refused;
+mod options;
 pub mod restart;
 mod signals;
 mod streams;
 mod supervise;
 pub mod terminal;
 
-pub use flags::{
-    Args, Bound, MachineArgs, Net, OrDefault, OrNone, Pulls, SandboxArgs, Taken, boolean, empty_or,
-    parse, zero_or,
-};
+pub use exit::start_failure;
+pub use flags::Args;
 pub use id_file::IdFile;
 pub use keys::{DEFAULT as DETACH_KEYS, Keys};
-pub use refused::refusal;
+pub use options::AttachOptions;
 pub use signals::Signals;
-pub use supervise::{detach, farewell, our_streams, start_failure};
-
-use std::ffi::OsString;
-use std::time::Duration;
+pub use supervise::{detach, farewell, our_streams};
 
 use micabox::Cancel;
 use micabox::words::Period;
 
-use crate::failure::EXIT_MICA;
-use crate::{Outcome, output};
-pub use prepare::{Begin, First, Preparation};
+use micabox_creation::Pulls;
+use micabox_creation::{Begin, Preparation};
+use micabox_program::failure::{EXIT_MICA, Outcome};
+use micabox_program::output;
 
 /// Exit code of a command that is not there.
 const NOT_FOUND: u8 = 127;
 
-/// How mica attends to a running command.
-#[derive(Clone, Debug, Default)]
-pub struct AttachOptions {
-    /// Whether the command has a terminal.
-    pub tty: bool,
-    /// Whether mica's stdin is passed on to the command.
-    pub interactive: bool,
-    /// Whether the command's stdin is open, with mica's input or empty.
-    pub has_stdin: bool,
-    /// Whether the command's stdout and stderr go nowhere.
-    pub silent: [bool; 2],
-    /// Whether the command continues when mica ends: signals are for mica, and output that nothing reads is dropped.
-    pub continues: bool,
-    /// Whether the sandbox is detached.
-    pub detached: bool,
-    /// Whether a detached sandbox runs no command.
-    pub idle: bool,
-    /// Time after which the command is stopped.
-    pub timeout: Option<Duration>,
-    /// Seconds between the stop signal and SIGKILL.
-    pub stop_timeout: u64,
-    /// The keys that leave the command running.
-    pub detach_keys: Keys,
-    /// The format in which timings are printed, if they are.
-    pub timing: Option<flags::Timing>,
-}
-
 /// Runs the command. Returns its exit code.
 pub fn execute(args: Args) -> Outcome {
-    args.sandbox.machine.get_ready();
-    if !args.sandbox.require_limits && !args.sandbox.machine.quiet {
+    micabox_creation::get_ready(&args.sandbox.machine);
+    if !args.sandbox.limits.require_limits && !args.sandbox.machine.quiet {
         warn_of_no_limits(&args);
     }
-    let is_from_snapshot = args.sandbox.from.is_some();
+    let is_from_snapshot = args.sandbox.files.from.is_some();
     // A failure before the command runs must not look like the command's own exit code.
     run(args).map_err(|failure| match failure.code {
         NOT_FOUND if is_from_snapshot => {
@@ -126,7 +93,7 @@ fn run(args: Args) -> Outcome {
     let id_file = IdFile::wanted(flags.cidfile.as_deref())?;
     let cancel = Cancel::default();
     let prepared = Preparation {
-        sandbox: &args.sandbox,
+        options: &args.sandbox,
         image: args.image()?,
         first: args.first(terminal::wanted(&options)?),
         is_detached: flags.detach,
@@ -135,7 +102,7 @@ fn run(args: Args) -> Outcome {
         pulls: Pulls::default(),
     }
     .prepare()?;
-    args.sandbox.machine.say_what_is_shared();
+    micabox_creation::report_what_is_shared(&args.sandbox.machine);
     let signals = Signals::catch(cancel)?;
     let sandbox = (prepared.create)();
     if let (Some(file), Ok(sandbox)) = (id_file, &sandbox) {
@@ -155,33 +122,5 @@ fn run(args: Args) -> Outcome {
     match detach(sandbox, command, &options, &signals)? {
         Ok(detached) => detached.print().map(|()| 0),
         Err(code) => Ok(code),
-    }
-}
-
-/// Quotes a command as a user could type it.
-pub fn shell_words(argv: &[OsString]) -> String {
-    let quote = |word: &OsString| {
-        let word = word.to_string_lossy();
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
-        if !word.is_empty() && word.chars().all(plain) {
-            word.into_owned()
-        } else {
-            // No control characters in lists.
-            format!("'{}'", word.replace('\'', "'\\''").escape_debug())
-                .replace("\\'", "'")
-                .replace("\\\"", "\"")
-        }
-    };
-    argv.iter().map(quote).collect::<Vec<_>>().join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shell_words_are_quoted_when_they_need_it() {
-        let argv = ["sh", "-c", "echo \"a b\"\n", "", "x=1"].map(OsString::from);
-        assert_eq!(shell_words(&argv), "sh -c 'echo \"a b\"\\n' '' x=1");
     }
 }

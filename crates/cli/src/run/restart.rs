@@ -2,9 +2,11 @@
 
 use micabox::{Cancel, Error, Record, SandboxRef, Status};
 
-use super::{AttachOptions, Signals, detach, supervise, terminal};
-use crate::failure::Failure;
-use crate::{Outcome, log};
+use super::options::AttachOptions;
+use super::signals::Signals;
+use super::{supervise, terminal};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::log;
 
 /// Fails for a sandbox that runs.
 pub fn may_start(record: &Record) -> Result<(), Failure> {
@@ -67,7 +69,7 @@ pub fn start(
     if attach {
         return supervise::supervise(sandbox, Some(&command), &options, signals);
     }
-    match detach(sandbox, Some(&command), &options, &signals)? {
+    match supervise::detach(sandbox, Some(&command), &options, &signals)? {
         Ok(_) => Ok(0),
         Err(code) => Ok(code),
     }

@@ -16,7 +16,7 @@ use signal_hook::consts::{
 use signal_hook::low_level::emulate_default_handler;
 
 use super::terminal;
-use crate::failure::Failure;
+use micabox_program::failure::Failure;
 
 /// Signals with a name that mica handles or passes on. The others tell of a fault of the process itself
 /// (SIGSEGV and its like), of its children and pipes, or can't be caught; and a process that was stopped since it

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::stdio::stdin;
 
 use super::keys::{Keys, Scanner};
-use crate::failure::Failure;
+use micabox_program::failure::Failure;
 
 /// Bytes copied at a time.
 const CHUNK: usize = 64 << 10;

@@ -12,13 +12,17 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGWINCH};
 
 use super::attend::{Attention, attend};
+use super::exit::{exit_code_of, start_failure, unwritten};
 use super::flags::Timing;
+use super::options::AttachOptions;
 use super::signals::Signals;
-use super::{AttachOptions, streams, terminal};
-use crate::Outcome;
-use crate::failure::{EXIT_MICA, Failure};
-use crate::output::{millis, print, raw, size, stderr_is_terminal, warn_json, write_stderr};
-use crate::visible;
+use super::{streams, terminal};
+
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{
+    millis, print, raw, size, stderr_is_terminal, warn_json, write_stderr,
+};
+use micabox_program::visible;
 
 /// How long the end of a command may be outstanding when its sandbox has ended.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -78,12 +82,6 @@ pub fn supervise(
         (None, Some(failure), _) => Err(failure),
         (None, None, code) => Ok(code.unwrap_or(exit_code_of(SIGKILL))),
     }
-}
-
-/// Returns the failure of a command whose output could not be written to mica's, if it is one.
-pub fn unwritten(handle: &Handle) -> Option<Failure> {
-    let why = handle.unwritten()?;
-    Some(Failure::new(format!("writing the command's output: {why}")).code(EXIT_MICA))
 }
 
 /// Starts `command` in the sandbox, unless that is to be idle, and detaches the sandbox once the
@@ -175,16 +173,6 @@ fn start(
     match command {
         Some(command) => sandbox.exec_with(command, options),
         None => sandbox.reattach(options),
-    }
-}
-
-pub fn start_failure(error: Error) -> Failure {
-    match error {
-        Error::Start(failed) => {
-            let code = u8::try_from(failed.exit_code()).unwrap_or(EXIT_MICA);
-            Failure::from(Error::Start(failed)).code(code)
-        }
-        error => error.into(),
     }
 }
 
@@ -383,10 +371,6 @@ impl Watch<'_> {
             self.handle.resize(size);
         }
     }
-}
-
-pub fn exit_code_of(signal: i32) -> u8 {
-    u8::try_from(128 + signal).unwrap_or(EXIT_MICA)
 }
 
 fn print_timings(sandbox: &Sandbox, format: Timing) {

@@ -10,9 +10,9 @@ use rustix::termios::{
     OptionalActions, Termios, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
 };
 
-use super::AttachOptions;
-use crate::failure::Failure;
-use crate::output::raw;
+use super::options::AttachOptions;
+use micabox_program::failure::Failure;
+use micabox_program::output::raw;
 
 /// A terminal's size if it is not known.
 const DEFAULT_SIZE: TtySize = TtySize {

@@ -10,23 +10,21 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use micabox_ground::{lock, piece};
 use micabox_owner::protocol::frame::Pipe;
-use micabox_owner::protocol::{MAX_DATA, Stream};
+use micabox_owner::protocol::{MAX_DATA, Stream, WINDOW};
 use micabox_wire::ReceiveWindow;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::message::{Command, Reply};
 use super::replies::Replies;
-use crate::failure::Failure;
-use crate::report::{self, Failed};
-
-/// Bytes of a stream that may be under way, unless the client says otherwise.
-const WINDOW: u32 = 256 << 10;
+use micabox_program::failure::Failure;
+use micabox_program::report::{self, Failed};
 
 /// Most bytes of a command's report that are read.
 const REPORT: usize = 64 << 10;
@@ -259,7 +257,7 @@ impl Commands {
             }
             let is_left = |all: &mut HashMap<u32, Handle>| !all.is_empty();
             let waited = self.running.ended.wait_timeout_while(all, GRACE, is_left);
-            all = waited.unwrap_or_else(PoisonError::into_inner).0;
+            all = lock::ignore_poison(waited).0;
         }
     }
 }
@@ -288,7 +286,7 @@ impl Window {
     /// Waits until bytes may be sent; returns how many.
     fn wait(&self) -> usize {
         let open = self.opened.wait_while(lock(&self.open), |open| *open == 0);
-        *open.unwrap_or_else(PoisonError::into_inner) as usize
+        *lock::ignore_poison(open) as usize
     }
 
     fn take(&self, bytes: usize) {
@@ -307,15 +305,12 @@ fn pass_on(mut from: impl Read, number: u32, pipe: Pipe, window: &Window, replie
     let mut buffer = vec![0; MAX_DATA];
     loop {
         let most = window.wait().min(MAX_DATA);
-        match from.read(buffer.get_mut(..most).unwrap_or_default()) {
-            Ok(0) => break,
-            Ok(count) => {
-                window.take(count);
-                replies.send_data(number, pipe, buffer.get(..count).unwrap_or_default());
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => break,
-        }
+        let room = buffer.get_mut(..most).unwrap_or_default();
+        let Ok(Some(bytes)) = piece(&mut from, room) else {
+            break;
+        };
+        window.take(bytes.len());
+        replies.send_data(number, pipe, bytes);
     }
     replies.send_end(number, pipe);
 }
@@ -352,8 +347,4 @@ fn wait(mut child: Child) -> i32 {
             .unwrap_or_else(|| 128 + status.signal().unwrap_or_default()),
         Err(_) => -1,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,10 +5,10 @@ use std::path::Path;
 use micabox::{ErrorKind, Record};
 use micabox_owner::protocol::{Stream, Text};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-use crate::failure::Failure;
-use crate::report::Failed;
+use micabox_creation::Create;
+use micabox_program::failure::Failure;
+use micabox_program::report::Failed;
 
 /// A client's request.
 #[derive(Debug, Deserialize)]
@@ -34,7 +34,7 @@ pub enum Request {
         /// What it is made of.
         #[serde(flatten)]
         create: Create,
-        /// Whether the client wants to hear of pulls, before the reply: [`Report`](crate::progress::Report).
+        /// Whether the client wants to hear of pulls, before the reply: [`Report`](micabox_program::progress::Report).
         #[serde(default)]
         progress: bool,
     },
@@ -67,18 +67,6 @@ pub struct Command {
     /// stands for 256 KiB.
     #[serde(default)]
     pub window: u32,
-}
-
-/// What a sandbox is made of.
-#[derive(Debug, Deserialize)]
-pub struct Create {
-    /// The image; none for one that is made from a snapshot or a root disk.
-    #[serde(default)]
-    pub image: Option<String>,
-    /// Long options of `mica run` by name: true, a string, a number, a list of these, or an object of
-    /// names and values.
-    #[serde(default)]
-    pub options: Map<String, Value>,
 }
 
 /// A message to the client.

@@ -1,60 +1,36 @@
-//! `mica serve`: the protocol of `docs/protocol.md` for what needs no sandbox's owner.
+//! `mica serve --stdio`: the protocol of `docs/protocol.md` for what needs no sandbox's owner.
 //!
 //! One thread reads requests. Each request that takes time has a thread; their messages share
 //! [`Replies`]. The client is gone when stdin ends: then its commands are ended, and its sandboxes too.
 
 mod commands;
-pub mod flags;
-pub mod held;
-pub mod message;
+mod message;
 mod replies;
-pub mod sandboxes;
 
 use std::collections::HashMap;
 use std::io::{self, Read};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use micabox::{Cancel, ErrorKind};
+use micabox::{Cancel, ErrorKind, Sandbox};
+use micabox_ground::lock;
 use micabox_image::progress::{Progress, Silent};
-use micabox_owner::protocol::frame::Pipe;
+use micabox_owner::protocol::frame::{self, Pipe};
 use micabox_owner::protocol::{Decoder, Frame, FrameError};
 
-use crate::failure::Failure;
-use crate::progress::Reports;
-use crate::{Outcome, e2b, output, server, settings};
+use micabox_creation::Held;
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::progress::Reports;
+use micabox_program::{output, settings};
+
 use commands::Commands;
-use held::Held;
-use message::{Reply, Request};
+use message::{Made, Reply, Request};
 use replies::Replies;
 
 /// Bytes received at a time.
 const RECEIVE: usize = 64 << 10;
 
-/// Serve programs, which make sandboxes and use them
-///
-/// With --stdio one program, for SDKs; docs/protocol.md describes what is said. The sandboxes that it makes end with
-/// stdin, unless the program detaches them. With --e2b the clients of E2B, over HTTP; docs/e2b.md says what
-/// works. The sandboxes that these make go on without the server.
-#[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("whom").required(true))]
-pub struct Args {
-    /// Serve the program at the other ends of stdin and stdout
-    #[arg(long, group = "whom")]
-    stdio: bool,
-
-    /// Serve E2B's clients, which need the variables that are printed
-    #[arg(long = "e2b", id = "e2b", group = "whom")]
-    is_e2b: bool,
-
-    #[command(flatten)]
-    pub e2b: e2b::Args,
-}
-
 /// Serves the program until stdin ends.
-pub fn execute(args: &Args) -> Outcome {
-    if args.is_e2b {
-        return server::become_it();
-    }
+pub fn execute() -> Outcome {
     if output::stdout_is_terminal() {
         return Err(Failure::new(
             "`mica serve` speaks JSON to a program, and stdout is a terminal",
@@ -144,7 +120,7 @@ impl Server {
             Request::Signal { signal } => self.commands.signal(number, signal),
             Request::Create { create, progress } => {
                 let (held, replies) = (self.held.clone(), Arc::clone(&self.replies));
-                let told: Arc<dyn Progress> = if progress {
+                let reports: Arc<dyn Progress> = if progress {
                     let replies = Arc::clone(&self.replies);
                     Arc::new(Reports::new(move |report| replies.send(number, &report)))
                 } else {
@@ -154,11 +130,11 @@ impl Server {
                 let creations = Arc::clone(&self.creations);
                 lock(&creations).insert(number, cancel.clone());
                 self.in_a_thread(number, move || {
-                    let made = flags::parse(&create)
-                        .and_then(|wanted| sandboxes::create(&wanted, cancel, told));
+                    let made = micabox_creation::wanted(&create)
+                        .and_then(|wanted| micabox_creation::create(&wanted, cancel, reports));
                     // From here on it is the client's.
                     lock(&creations).remove(&number);
-                    held.hold(vec![made?], number, &replies)
+                    hold(&held, vec![made?], number, &replies)
                 });
             }
             Request::Cancel => {
@@ -170,7 +146,8 @@ impl Server {
                 let (held, replies) = (self.held.clone(), Arc::clone(&self.replies));
                 let all = self.sandboxes.clone();
                 self.in_a_thread(number, move || {
-                    held.hold(sandboxes::fork(&all, &sandbox, count)?, number, &replies)
+                    let made = micabox_creation::fork(&all, &sandbox, count)?;
+                    hold(&held, made, number, &replies)
                 });
             }
             Request::Detach { sandbox } => {
@@ -202,6 +179,21 @@ impl Server {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Tells the client about its new sandboxes, which end with it from now on.
+fn hold(held: &Held, made: Vec<Sandbox>, number: u32, replies: &Replies) -> Result<(), Failure> {
+    let shown = made.iter().map(|sandbox| Made {
+        directory: sandbox.directory(),
+        record: sandbox.record(),
+    });
+    let mut bytes = Vec::new();
+    let reply = Reply::Sandboxes {
+        sandboxes: shown.collect(),
+    };
+    frame::encode(number, &reply, &mut bytes);
+    for sandbox in made {
+        held.add(sandbox)?;
+    }
+    // Only now, so that a detachment finds them.
+    replies.write(&bytes);
+    Ok(())
 }

@@ -1,13 +1,14 @@
 //! What is sent to the client, by all threads.
 
 use std::io::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use micabox_ground::lock;
 use micabox_owner::protocol::frame::{self, Pipe};
 use micabox_owner::protocol::preamble;
 use serde::Serialize;
 
-use crate::output::raw;
+use micabox_program::output::raw;
 
 /// stdout, a frame at a time. That the client is gone shows at the end of stdin: errors are ignored here.
 #[derive(Debug, Default)]
@@ -22,7 +23,7 @@ impl Replies {
     }
 
     /// Sends a message about the request of this number: a [`Reply`](super::message::Reply), or a
-    /// [`Report`](crate::progress::Report).
+    /// [`Report`](micabox_program::progress::Report).
     pub fn send(&self, number: u32, reply: &impl Serialize) {
         let mut bytes = Vec::new();
         frame::encode(number, reply, &mut bytes);
@@ -45,7 +46,7 @@ impl Replies {
 
     /// Writes whole frames.
     pub fn write(&self, bytes: &[u8]) {
-        let _turn = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.0);
         let mut stdout = raw::stdout();
         let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
     }

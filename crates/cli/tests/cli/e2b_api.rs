@@ -558,6 +558,15 @@ fn a_clients_rules_open_nothing_that_the_servers_close() {
     }
     let made = offline(&server);
     server.delete(&made);
+    // What is published by default is nothing without a network.
+    let published = [
+        "--with=backend=host",
+        "--with=publish-all",
+        "--with=expose=80",
+    ];
+    let server = Server::new(&home, &published);
+    let made = offline(&server);
+    server.delete(&made);
 }
 
 #[test]

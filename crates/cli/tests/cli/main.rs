@@ -10,7 +10,7 @@ mod diff;
 mod disk;
 mod e2b;
 mod e2b_api;
-mod e2b_messages;
+mod earlier;
 mod exec;
 mod ext4;
 mod ext4_cp;

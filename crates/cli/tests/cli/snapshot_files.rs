@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use micabox::{Sandboxes, Store};
 use serde_json::{Value, json};
 
 use crate::support::{Finished, Home, snapshot};
@@ -112,4 +113,25 @@ fn a_snapshot_of_an_image_takes_no_root_disk() {
         "{}",
         refused.stderr()
     );
+}
+
+#[test]
+fn a_copy_of_a_disk_has_the_options_of_its_start_on_record() {
+    let home = Home::new();
+    let images = home.output(&["images", "--json"]).json();
+    let digest = images[0]["manifest_digest"].as_str().unwrap();
+    let upper = fs::read(disk(&home, "disk", &"11".repeat(16))).unwrap();
+    let file = home.path().join("file");
+    let head = snapshot::snapshot("good", digest, upper.len());
+    snapshot::write(&file, &head, &upper);
+    home.output(&["snapshot", "import", file.to_str().unwrap()])
+        .ok();
+    for (name, options, cold) in [("warm", &[][..], false), ("cold", &["--cold"], true)] {
+        let create = ["create", "--from", "good", "--name", name];
+        home.output(&[&create[..], options, &["true"]].concat())
+            .ok();
+        let sandboxes = Sandboxes::open(&Store::open(&home.store()).unwrap()).unwrap();
+        let made = sandboxes.get(name).unwrap();
+        assert_eq!(made.record().spec.cold, cold, "{name}");
+    }
 }

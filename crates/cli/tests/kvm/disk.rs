@@ -1,8 +1,9 @@
 //! A slow disk, on our own monitor. `scripts/test-kvm` runs this.
 
-use std::ffi::OsStr;
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Stdio;
@@ -10,14 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
-use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    Generation, INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyOpen, ReplyWrite, Request, SessionACL, WriteFlags,
-};
-use rustix::fs::{CWD, Mode, makedev, mknodat};
+use micabox_fuse::message::{Attributes, Reply, Request, Until};
+use micabox_fuse::{Answer, Channel, Offer, Server, flag, opcode, serve};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::support::{Home, Running, image, wait};
 
@@ -25,158 +25,169 @@ use crate::support::{Home, Running, image, wait};
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The only file's number, and its name.
-const NUMBER: INodeNo = INodeNo(2);
+const NUMBER: u64 = 2;
 const NAME: &str = "disk";
 
+/// Flags of an open file (`FOPEN_DIRECT_IO`, `FOPEN_NOFLUSH`). Closing the file does not wait: a killed owner is gone
+/// before its machine is.
+const OPENED: u32 = 1 << 0 | 1 << 5;
+
+const VALID: Until = Until::Time(Duration::from_secs(1));
+
 /// A FUSE filesystem with one file, whose contents are in another file. Once `holds` is set, the
-/// next read or write lasts until another thread answers it.
+/// next read or write lasts until what `held` then has is dropped.
 struct Slow {
     file: File,
     holds: Arc<AtomicBool>,
-    held: Sender<Answer>,
+    held: Sender<Held>,
 }
 
-/// Answers a held request.
-type Answer = Box<dyn FnOnce() + Send>;
+/// A request that has no answer yet.
+type Held = Sender<()>;
 
 impl Slow {
-    fn answer(&self, answer: Answer) {
+    fn wait_if_held(&self) {
         if self.holds.swap(false, Ordering::SeqCst) {
-            self.held.send(answer).unwrap()
-        } else {
-            answer()
+            let (held, released) = channel();
+            let _ = self.held.send(held);
+            let _ = released.recv();
         }
     }
 
-    fn attributes(&self, number: INodeNo) -> FileAttr {
-        let (kind, perm) = match number {
+    fn attributes(&self, number: u64) -> Attributes {
+        let (kind, permissions) = match number {
             NUMBER => (FileType::RegularFile, 0o666),
             _ => (FileType::Directory, 0o777),
         };
         let size = self.file.metadata().unwrap().len();
-        FileAttr {
-            ino: number,
+        Attributes {
+            number,
             size,
             blocks: size / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
+            mode: kind.as_raw_mode() | permissions,
+            links: 1,
+            block_size: 4096,
+            ..Attributes::default()
+        }
+    }
+
+    fn reply(&self, request: &Request<'_>) -> Result<Reply, Errno> {
+        let (mut body, mut reply) = (request.body, Reply::new());
+        match request.opcode {
+            opcode::LOOKUP if body.name()?.to_bytes() == NAME.as_bytes() => {
+                reply.entry(NUMBER, &self.attributes(NUMBER), VALID, VALID);
+            }
+            opcode::LOOKUP => return Err(Errno::NOENT),
+            opcode::GETATTR => reply.only_attributes(&self.attributes(request.node), VALID),
+            opcode::OPEN => {
+                reply.u64(0);
+                reply.u32(OPENED);
+                reply.u32(0);
+            }
+            opcode::READ => {
+                let (_handle, offset, size) = (body.u64()?, body.u64()?, body.u32()?);
+                reply.fill(size, |bytes| Ok(self.file.read_at(bytes, offset).unwrap()))?;
+                self.wait_if_held();
+            }
+            opcode::WRITE => {
+                let (_handle, offset, size) = (body.u64()?, body.u64()?, body.u32()?);
+                let _flags_and_lock = body.bytes(20)?;
+                self.file.write_all_at(body.bytes(size)?, offset).unwrap();
+                self.wait_if_held();
+                reply.u32(size);
+                reply.u32(0);
+            }
+            opcode::STATFS => {
+                reply.bytes(&[0; 40]);
+                reply.u32(512);
+                reply.u32(255);
+                reply.bytes(&[0; 32]);
+            }
+            opcode::FSYNC | opcode::RELEASE => {}
+            _ => return Err(Errno::NOSYS),
+        }
+        Ok(reply)
+    }
+}
+
+impl Server for Slow {
+    fn offer(&self) -> Offer {
+        Offer {
+            flags: flag::ASYNC_READ,
+            background: 16,
+        }
+    }
+
+    fn needs_written(&self, _: &Request<'_>) -> bool {
+        false
+    }
+
+    fn serve(&self, request: &Request<'_>, answer: Option<Answer<'_>>) {
+        if let Some(answer) = answer {
+            answer.reply(self.reply(request));
         }
     }
 }
 
-const VALID: Duration = Duration::from_secs(1);
-
-impl Filesystem for Slow {
-    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if name == NAME {
-            reply.entry(&VALID, &self.attributes(NUMBER), Generation(0))
-        } else {
-            reply.error(Errno::ENOENT)
-        }
-    }
-
-    /// Closing the file does not wait: a killed owner is gone before its machine is.
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let flags = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO;
-        reply.opened(FileHandle(0), flags);
-    }
-
-    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&VALID, &self.attributes(number));
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let mut bytes = vec![0; size as usize];
-        let length = self.file.read_at(&mut bytes, offset).unwrap();
-        bytes.truncate(length);
-        self.answer(Box::new(move || reply.data(&bytes)));
-    }
-
-    fn write(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        self.file.write_all_at(data, offset).unwrap();
-        let length = u32::try_from(data.len()).unwrap();
-        self.answer(Box::new(move || reply.written(length)));
-    }
-
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.ok();
-    }
-}
-
-/// An ext4 with a system, on a filesystem in a directory of `home` that can hold a request.
+/// An ext4 with a system, on a filesystem in a directory of `home` that can hold a request. Dropping it lets the
+/// request go on: otherwise, processes that wait for it could not end.
 struct SlowDisk {
     path: String,
+    mount: String,
     holds: Arc<AtomicBool>,
-    held: Receiver<Answer>,
-    _session: BackgroundSession,
+    held: Receiver<Held>,
 }
 
 impl Drop for SlowDisk {
-    /// Otherwise, processes that wait for the request could not end.
     fn drop(&mut self) {
-        self.held.try_iter().for_each(|answer| answer());
+        let _ = unmount(&self.mount, UnmountFlags::DETACH);
     }
 }
 
 fn slow_disk(home: &Home) -> SlowDisk {
     if !Path::new("/dev/fuse").exists() {
         let mode = Mode::from_raw_mode(0o600);
-        let kind = rustix::fs::FileType::CharacterDevice;
-        mknodat(CWD, "/dev/fuse", kind, mode, makedev(10, 229)).unwrap();
+        mknodat(
+            CWD,
+            "/dev/fuse",
+            FileType::CharacterDevice,
+            mode,
+            makedev(10, 229),
+        )
+        .unwrap();
     }
     let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
-    let (disk, archive, mount) = (at("root.ext4"), at("base.tar"), at("slow"));
+    let (disk, archive, place) = (at("root.ext4"), at("base.tar"), at("slow"));
     fs::write(&archive, &image::layers()[0]).unwrap();
     home.output(&["ext4", "mkfs", &disk, "--size", "64M"]).ok();
     home.output(&["ext4", "import", &disk, &archive]).ok();
 
-    fs::create_dir(&mount).unwrap();
+    fs::create_dir(&place).unwrap();
+    let open = |path: &str| File::options().read(true).write(true).open(path).unwrap();
+    let device = open("/dev/fuse");
+    // The machine's process runs as the user `nobody`.
+    let options = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0,allow_other\0",
+        device.as_raw_fd()
+    );
+    let options = CString::from_vec_with_nul(options.into_bytes()).unwrap();
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount("slow", &place, "fuse", flags, options.as_c_str()).unwrap();
+    // While one thread holds a request, the others answer.
+    let channels = [0; 3].map(|_| Channel::new(device.try_clone().unwrap().into()));
     let holds = Arc::new(AtomicBool::new(false));
     let (sender, held) = channel();
     let slow = Slow {
-        file: File::options().read(true).write(true).open(&disk).unwrap(),
+        file: open(&disk),
         holds: Arc::clone(&holds),
         held: sender,
     };
-    let mut config = Config::default();
-    // The machine's process runs as the user `nobody`.
-    config.acl = SessionACL::All;
+    thread::spawn(move || serve(&channels, &slow));
     SlowDisk {
-        path: format!("{mount}/{NAME}"),
+        path: format!("{place}/{NAME}"),
+        mount: place,
         holds,
         held,
-        _session: fuser::spawn_mount(slow, &mount, &config).unwrap(),
     }
 }
 
@@ -206,12 +217,12 @@ fn a_slow_disk_blocks_only_its_own_requests() {
     slow.holds.store(true, Ordering::SeqCst);
     say("flush");
     assert_eq!(next(), "flush");
-    let answer = slow.held.recv_timeout(PATIENCE).unwrap();
+    let held = slow.held.recv_timeout(PATIENCE).unwrap();
     // The request is held until the console was seen to work meanwhile.
     let (seen, is_seen) = channel();
     let waiter = thread::spawn(move || {
         let in_time = is_seen.recv_timeout(PATIENCE).is_ok();
-        answer();
+        drop(held);
         in_time
     });
     for number in 0..20 {
@@ -243,7 +254,7 @@ fn a_machine_that_outlives_its_owner_keeps_its_disk() {
     slow.holds.store(true, Ordering::SeqCst);
     drop(mica.stdin());
     // A process that waits in the kernel can't be killed.
-    let answer = slow.held.recv_timeout(PATIENCE).unwrap();
+    let held = slow.held.recv_timeout(PATIENCE).unwrap();
     home.kill_owner();
     assert_eq!(mica.wait(), 125);
     let record = home.directory_of("it").join("state.json");
@@ -259,7 +270,7 @@ fn a_machine_that_outlives_its_owner_keeps_its_disk() {
     // The first machine still uses the disk, so there is no second.
     thread::sleep(Duration::from_secs(4));
     assert_eq!(fs::read(&record).unwrap(), before);
-    answer();
+    drop(held);
     assert_eq!(said.recv_timeout(PATIENCE).unwrap(), "ready");
     assert_eq!(said.recv_timeout(PATIENCE).unwrap(), "done");
     assert_eq!(again.join().unwrap(), 0);

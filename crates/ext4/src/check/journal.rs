@@ -149,7 +149,7 @@ pub(super) fn orphans(state: &mut State) {
                 return;
             }
             let slots = block.len() / 4 - orphan::TAIL_SIZE / 4;
-            let checksum = fields::get(&block, block.len() - 4);
+            let checksum: u32 = fields::get(&block, block.len() - 4);
             if word(&block, slots) != orphan::MAGIC
                 || (state.volume.has_checksums()
                     && orphan::checksum_of(seed, physical, &block) != checksum)

@@ -174,7 +174,7 @@ impl Walk<'_, '_> {
         if self.volume.has_checksums() {
             let computed = extent::checksum_of(inode.seed(self.volume), &node);
             let offset = extent::checksum_offset(&node);
-            if offset + 4 > node.len() || computed != fields::get(&node, offset) {
+            if offset + 4 > node.len() || computed != fields::get::<u32>(&node, offset) {
                 self.found.inode(
                     inode.number,
                     format_args!("extent block checksum does not match extent (block {block})"),

@@ -277,6 +277,40 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
     if superblock.has_incompat(incompat::CASEFOLD) && superblock.encoding != ENCODING_UTF8 {
         return Err(format!("unsupported encoding: {:#x}", superblock.encoding));
     }
+    let (block_size, cluster_ratio) = block_sizes(&superblock)?;
+    check_blocks(&superblock, block_size, cluster_ratio)?;
+    check_inodes(&superblock, block_size)?;
+    let descriptor_blocks = check_descriptors(&superblock, block_size)?;
+    if superblock.has_checksums() && superblock.checksum_type != CHECKSUM_CRC32C {
+        return Err(format!(
+            "unknown checksum algorithm {}",
+            superblock.checksum_type
+        ));
+    }
+    if usize::from(superblock.reserved_gdt_blocks) > block_size / 4 {
+        return Err(format!(
+            "{} reserved GDT blocks",
+            superblock.reserved_gdt_blocks
+        ));
+    }
+    Ok(Volume {
+        device,
+        groups: Vec::new(),
+        block_size,
+        cluster_ratio,
+        blocks: superblock.blocks_count(),
+        first_data_block: superblock.first_data_block.into(),
+        blocks_per_group: superblock.blocks_per_group.into(),
+        inode_size: superblock.inode_bytes().into(),
+        seed: superblock.seed(),
+        descriptor_size: superblock.descriptor_bytes().into(),
+        descriptor_blocks,
+        superblock,
+    })
+}
+
+/// Validates the sizes of blocks and clusters. Returns a block's bytes and a cluster's blocks.
+fn block_sizes(superblock: &Superblock) -> Result<(usize, u64), String> {
     let block_size = superblock
         .block_size()
         .ok_or_else(|| format!("log block size {}", superblock.log_block_size))?
@@ -291,7 +325,15 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
         let log = superblock.log_groups_per_flex;
         return Err(format!("log of groups per flexible group {log}"));
     }
-    let cluster_ratio = 1_u64 << (log_cluster - log_block);
+    Ok((block_size, 1 << (log_cluster - log_block)))
+}
+
+/// Validates the numbers of blocks, in all and in a group.
+fn check_blocks(
+    superblock: &Superblock,
+    block_size: usize,
+    cluster_ratio: u64,
+) -> Result<(), String> {
     let blocks = superblock.blocks_count();
     let first_data_block = u64::from(superblock.first_data_block);
     let expected = u64::from(block_size == 1024 && cluster_ratio == 1);
@@ -317,6 +359,11 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
     if superblock.reserved_blocks() > blocks / 2 {
         return Err(format!("{} reserved blocks", superblock.reserved_blocks()));
     }
+    Ok(())
+}
+
+/// Validates the size and the numbers of inodes, in all and in a group.
+fn check_inodes(superblock: &Superblock, block_size: usize) -> Result<(), String> {
     let inode_size = usize::from(superblock.inode_bytes());
     if !inode_size.is_power_of_two() || !(128..=block_size).contains(&inode_size) {
         return Err(format!("inode size {inode_size}"));
@@ -337,6 +384,11 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
     if !(11..=superblock.inodes_count).contains(&first_inode) {
         return Err(format!("first inode {first_inode}"));
     }
+    Ok(())
+}
+
+/// Validates the size of group descriptors. Returns the number of their blocks.
+fn check_descriptors(superblock: &Superblock, block_size: usize) -> Result<u64, String> {
     let descriptor_size = usize::from(superblock.descriptor_bytes());
     let stored = superblock.descriptor_size;
     let wanted = if superblock.has_incompat(incompat::BIT64) {
@@ -348,6 +400,7 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
     if !wanted || descriptor_size > block_size {
         return Err(format!("block group descriptor size {stored} incorrect"));
     }
+    let groups = superblock.groups();
     let descriptor_blocks = groups.div_ceil((block_size / descriptor_size) as u64);
     if superblock.has_incompat(incompat::META_BG)
         && u64::from(superblock.first_meta_bg) > descriptor_blocks
@@ -357,32 +410,7 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
             superblock.first_meta_bg
         ));
     }
-    if superblock.has_checksums() && superblock.checksum_type != CHECKSUM_CRC32C {
-        return Err(format!(
-            "unknown checksum algorithm {}",
-            superblock.checksum_type
-        ));
-    }
-    if usize::from(superblock.reserved_gdt_blocks) > block_size / 4 {
-        return Err(format!(
-            "{} reserved GDT blocks",
-            superblock.reserved_gdt_blocks
-        ));
-    }
-    Ok(Volume {
-        device,
-        groups: Vec::new(),
-        block_size,
-        cluster_ratio,
-        blocks,
-        first_data_block,
-        blocks_per_group,
-        inode_size,
-        seed: superblock.seed(),
-        descriptor_size,
-        descriptor_blocks,
-        superblock,
-    })
+    Ok(descriptor_blocks)
 }
 
 fn known_features(superblock: &Superblock) -> Result<(), String> {

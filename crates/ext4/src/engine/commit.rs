@@ -11,15 +11,16 @@ use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::log_blocks::{
+    commit_block, descriptor_block, escape, revoke_blocks, tags_per_descriptor,
+};
 use super::{Access, Ext4};
 use crate::cache::Kind;
 use crate::device::BlockDevice;
 use crate::error::{Error, Place, Result};
 use crate::format::features::incompat;
-use crate::format::fields;
-use crate::format::journal::{self, Commit, Header, RevokeHeader, Tag};
 use crate::format::superblock::{self, Superblock};
-use micabox_file::narrow::{low8, low32, saturate32};
+use micabox_file::narrow::{low8, low32};
 
 /// The state of a running transaction besides changed blocks.
 #[derive(Debug, Default)]
@@ -174,115 +175,37 @@ impl<D: BlockDevice> Ext4<D> {
         };
         let block_size = self.io.block_size;
         let superblock = journal.superblock.clone();
-        let (seed, sequence) = (superblock.seed(), journal.sequence);
-        let sums = superblock.has_checksums();
-        let tail = if sums { 4 } else { 0 };
-        let header = |block_type| Header {
-            magic: journal::MAGIC,
-            block_type,
-            sequence,
-        };
-
-        let revokes = revoke_blocks(
-            &superblock,
-            header(journal::REVOKE),
-            &self.transaction.revoked,
-            block_size,
-        );
-        // The first tag of a descriptor is followed by a UUID.
-        let per_descriptor = (block_size - Header::SIZE - tail - 16) / superblock.tag_size();
-        let mut descriptors = Vec::new();
-        let mut escaped: Vec<Vec<u8>> = Vec::new();
-        for group in numbers.chunks(per_descriptor.max(1)) {
-            let mut block = vec![0; block_size];
-            header(journal::DESCRIPTOR).encode_into(&mut block);
-            let mut at = Header::SIZE;
-            for (index, &number) in group.iter().enumerate() {
-                let data = self.blocks.cached(number).ok_or(
-                    Place::Block(number).corrupt("a changed block was lost from the cache"),
-                )?;
-                let mut flags = if index == 0 {
-                    0
-                } else {
-                    journal::TAG_SAME_UUID
-                };
-                if index + 1 == group.len() {
-                    flags |= journal::TAG_LAST;
-                }
-                let mut data = data;
-                if fields::get_be::<u32>(data, 0) == journal::MAGIC {
-                    flags |= journal::TAG_ESCAPED;
-                    let mut copy = data.to_vec();
-                    fields::put_be(&mut copy, 0, 0u32);
-                    escaped.push(copy);
-                    data = escaped.last().map_or(data, |copy| copy);
-                }
-                let checksum = if sums {
-                    journal::tag_checksum(seed, sequence, data)
-                } else {
-                    0
-                };
-                let tag = Tag {
-                    block: number,
-                    flags,
-                    checksum,
-                };
-                if let Some(place) = block.get_mut(at..at + superblock.tag_size()) {
-                    tag.encode_into(&superblock, place);
-                }
-                at += superblock.tag_size();
-                if index == 0 {
-                    if let Some(place) = block.get_mut(at..at + 16) {
-                        place.copy_from_slice(&superblock.uuid);
-                    }
-                    at += 16;
-                }
-            }
-            if sums {
-                journal::seal_tail(seed, &mut block);
-            }
-            descriptors.push(block);
+        let sequence = journal.sequence;
+        let revoked = &self.transaction.revoked;
+        let revokes = revoke_blocks(&superblock, sequence, revoked, block_size);
+        let mut changed = Vec::with_capacity(numbers.len());
+        for &number in numbers {
+            let data = self
+                .blocks
+                .cached(number)
+                .ok_or(Place::Block(number).corrupt("a changed block was lost from the cache"))?;
+            changed.push((number, escape(data)));
         }
+        let per_descriptor = tags_per_descriptor(&superblock, block_size);
+        let descriptors: Vec<Vec<u8>> = changed
+            .chunks(per_descriptor)
+            .map(|group| descriptor_block(&superblock, sequence, group, block_size))
+            .collect();
         let total = revokes.len() + descriptors.len() + numbers.len() + 1;
         if total as u64 > u64::from(journal.capacity() - journal.used) {
             return Err(Place::Journal.corrupt("a transaction that does not fit into the log"));
         }
         let mut slices: Vec<&[u8]> = revokes.iter().map(|block| block.as_slice()).collect();
-        let mut escaped = escaped.iter();
-        for (descriptor, group) in descriptors
-            .iter()
-            .zip(numbers.chunks(per_descriptor.max(1)))
-        {
+        for (descriptor, group) in descriptors.iter().zip(changed.chunks(per_descriptor)) {
             slices.push(descriptor);
-            for &number in group {
-                let data = self.blocks.cached(number).unwrap_or_default();
-                let is_escaped = fields::get_be::<u32>(data, 0) == journal::MAGIC;
-                slices.push(if is_escaped {
-                    escaped.next().map_or(data, |copy| copy)
-                } else {
-                    data
-                });
-            }
+            slices.extend(group.iter().map(|(_, data)| &**data));
         }
         journal.append(&mut self.io, &slices)?;
         // The commit block must not reach the device before the blocks that it commits and the
         // contents that those refer to.
         self.io.flush()?;
-        let mut block = vec![0; block_size];
-        let mut commit = Commit {
-            magic: journal::MAGIC,
-            block_type: journal::COMMIT,
-            sequence,
-            seconds: now.seconds.cast_unsigned(),
-            nanos: now.nanos,
-            ..Commit::default()
-        };
-        commit.encode_into(&mut block);
-        if sums {
-            commit.checksum[0] = journal::commit_checksum(seed, &block);
-            commit.encode_into(&mut block);
-        }
-        journal.append(&mut self.io, &[&block])?;
+        let commit = commit_block(&superblock, sequence, now, block_size);
+        journal.append(&mut self.io, &[&commit])?;
         self.io.flush()?;
         journal.sequence = journal.sequence.wrapping_add(1);
         Ok(())
@@ -359,85 +282,5 @@ impl<D: BlockDevice> Ext4<D> {
             self.io.flush()?;
         }
         Ok(())
-    }
-}
-
-/// Builds the blocks that list revoked blocks.
-fn revoke_blocks(
-    superblock: &journal::Superblock,
-    header: Header,
-    revoked: &BTreeSet<u64>,
-    block_size: usize,
-) -> Vec<Vec<u8>> {
-    let wide = superblock.has_incompat(journal::INCOMPAT_64BIT);
-    let width = if wide { 8 } else { 4 };
-    let sums = superblock.has_checksums();
-    let room = block_size - RevokeHeader::SIZE - if sums { 4 } else { 0 };
-    let numbers: Vec<u64> = revoked.iter().copied().collect();
-    let blocks = numbers.chunks((room / width).max(1)).map(|numbers| {
-        let mut block = vec![0; block_size];
-        RevokeHeader {
-            magic: header.magic,
-            block_type: header.block_type,
-            sequence: header.sequence,
-            bytes: saturate32(RevokeHeader::SIZE + numbers.len() * width),
-        }
-        .encode_into(&mut block);
-        for (index, &number) in numbers.iter().enumerate() {
-            let at = RevokeHeader::SIZE + index * width;
-            if wide {
-                fields::put_be(&mut block, at, number);
-            } else {
-                fields::put_be(&mut block, at, low32(number));
-            }
-        }
-        if sums {
-            journal::seal_tail(superblock.seed(), &mut block);
-        }
-        block
-    });
-    blocks.collect()
-}
-
-#[cfg(all(test, feature = "std"))]
-mod tests {
-    use super::super::{Options, Owner, ROOT};
-    use super::*;
-    use crate::device::Memory;
-    use crate::mkfs::{self, Journal};
-
-    #[test]
-    fn the_journals_log_wraps_around() {
-        const SIZE: u64 = 32 << 20;
-        let mut device = Memory::new(SIZE as usize);
-        let options = mkfs::Options {
-            uuid: [1; 16],
-            label: [0; 16],
-            time: 1,
-            inodes: None,
-            journal: Journal::Bytes(4 << 20),
-            reserved: 0,
-        };
-        mkfs::mkfs(&mut device, SIZE, &options).unwrap();
-        let mut filesystem = Ext4::open(device, Options::default()).unwrap();
-        let (mut last, mut rounds) = (0, 0);
-        for number in 0..500u32 {
-            let name = number.to_be_bytes().map(|byte| b'a' + byte % 16);
-            let name = [&name[..], &std::format!("{number}").into_bytes()].concat();
-            filesystem.create(ROOT, &name, Owner::root(0o600)).unwrap();
-            filesystem.sync().unwrap();
-            let head = filesystem.journal.as_ref().unwrap().head;
-            rounds += u32::from(head < last);
-            last = head;
-            if number % 50 == 0 {
-                // Opens a copy, as after a crash.
-                let copy = Memory::from(filesystem.device().bytes().to_vec());
-                let mut copy = Ext4::open(copy, Options::default()).unwrap();
-                assert_eq!(copy.read_dir(ROOT).unwrap().len(), number as usize + 2);
-                let copy = copy.close().unwrap();
-                assert_eq!(crate::check::check(&copy), []);
-            }
-        }
-        assert!(rounds >= 3, "{rounds}");
     }
 }

@@ -22,6 +22,7 @@ mod inode;
 mod inode_alloc;
 mod io;
 mod journal;
+mod log_blocks;
 mod map;
 mod names;
 mod open;

@@ -166,10 +166,29 @@ impl<D: BlockDevice> Ext4<D> {
     }
 }
 
+/// A pass over the log, from its oldest transaction on.
+struct Pass<'a, D> {
+    journal: &'a Journal,
+    io: &'a Io<D>,
+    scan: Scan,
+    /// The next block of the log.
+    at: u32,
+    /// The number of blocks left until the log would begin again.
+    budget: u32,
+    /// What the current transaction has logged, and whether its checksum is right.
+    logged: Vec<(u64, Copy, bool)>,
+    /// What the current transaction has revoked.
+    revoked: HashSet<u64>,
+    /// The checksum of the current transaction, in version 1.
+    checksum: u32,
+    /// Room for a logged block.
+    copy: Vec<u8>,
+}
+
 impl Scan {
     fn run<D: BlockDevice>(journal: &Journal, io: &Io<D>) -> Result<Self> {
         let superblock = &journal.superblock;
-        let mut scan = Self {
+        let scan = Self {
             end: superblock.sequence,
             ..Self::default()
         };
@@ -179,102 +198,126 @@ impl Scan {
         if superblock.start < superblock.first || superblock.start >= superblock.end() {
             return Err(Place::Journal.corrupt("the log starts outside of itself"));
         }
-        let seed = superblock.seed();
+        let mut pass = Pass {
+            journal,
+            io,
+            scan,
+            at: superblock.start,
+            budget: journal.capacity(),
+            logged: Vec::new(),
+            revoked: HashSet::new(),
+            checksum: !0,
+            copy: vec![0; io.block_size],
+        };
         let mut block = vec![0; io.block_size];
-        let mut copy = vec![0; io.block_size];
-        let mut at = superblock.start;
-        let mut budget = journal.capacity();
-        let mut logged = Vec::new();
-        let mut revoked = HashSet::new();
-        let mut transaction_checksum = !0;
-        while budget > 0 {
-            io.read_blocks(journal.physical(at)?.0, &mut block)?;
-            budget -= 1;
-            let header = Header::decode(&block);
-            if header.magic != journal::MAGIC || header.sequence != scan.end {
+        while pass.budget > 0 && pass.step(&mut block)? {}
+        Ok(pass.scan)
+    }
+}
+
+impl<D: BlockDevice> Pass<'_, D> {
+    /// Reads the next block of the log into `block`, and what belongs to it. Returns false at the end of what was
+    /// committed.
+    fn step(&mut self, block: &mut [u8]) -> Result<bool> {
+        let superblock = &self.journal.superblock;
+        self.io
+            .read_blocks(self.journal.physical(self.at)?.0, block)?;
+        self.budget -= 1;
+        let header = Header::decode(block);
+        if header.magic != journal::MAGIC || header.sequence != self.scan.end {
+            return Ok(false);
+        }
+        let seed = superblock.seed();
+        let tail_is_right = !superblock.has_checksums()
+            || journal::tail_checksum(seed, block)
+                == fields::get_be::<u32>(block, block.len().saturating_sub(4));
+        self.at = self.journal.next(self.at);
+        match header.block_type {
+            journal::DESCRIPTOR if tail_is_right => self.describe(block)?,
+            journal::REVOKE if tail_is_right => self.revoke(block),
+            journal::COMMIT if commit_is_right(superblock, seed, block, self.checksum) => {
+                self.commit()?;
+            }
+            // Anything else was never committed.
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Reads the blocks that a descriptor describes, which follow it.
+    fn describe(&mut self, descriptor: &[u8]) -> Result<()> {
+        let superblock = &self.journal.superblock;
+        self.checksum = crc32_be(self.checksum, descriptor);
+        for tag in tags(superblock, descriptor) {
+            if self.budget == 0 {
                 break;
             }
-            let tail_is_right = !superblock.has_checksums()
-                || journal::tail_checksum(seed, &block)
-                    == fields::get_be::<u32>(&block, block.len().saturating_sub(4));
-            at = journal.next(at);
-            match header.block_type {
-                journal::DESCRIPTOR if tail_is_right => {
-                    transaction_checksum = crc32_be(transaction_checksum, &block);
-                    for tag in tags(superblock, &block) {
-                        if budget == 0 {
-                            break;
-                        }
-                        budget -= 1;
-                        if tag.block >= io.blocks_count {
-                            return Err(Place::Journal.corrupt("a block past the filesystem's end"));
-                        }
-                        let (physical, _) = journal.physical(at)?;
-                        if superblock.has_checksums() || has_v1_checksum(superblock) {
-                            io.read_blocks(physical, &mut copy)?;
-                            transaction_checksum = crc32_be(transaction_checksum, &copy);
-                        }
-                        let right = !superblock.has_checksums() || {
-                            let checksum = journal::tag_checksum(seed, header.sequence, &copy);
-                            if superblock.has_incompat(journal::INCOMPAT_CSUM_V3) {
-                                checksum == tag.checksum
-                            } else {
-                                low16(checksum) == low16(tag.checksum)
-                            }
-                        };
-                        let escaped = tag.flags & journal::TAG_ESCAPED != 0;
-                        logged.push((
-                            tag.block,
-                            Copy {
-                                block: physical,
-                                escaped,
-                            },
-                            right,
-                        ));
-                        at = journal.next(at);
-                    }
-                }
-                journal::REVOKE if tail_is_right => {
-                    let header = RevokeHeader::decode(&block);
-                    let width = if superblock.has_incompat(journal::INCOMPAT_64BIT) {
-                        8
-                    } else {
-                        4
-                    };
-                    let end = (header.bytes as usize).min(block.len());
-                    let revoked_bytes = block.get(RevokeHeader::SIZE..end).unwrap_or_default();
-                    let numbers = revoked_bytes.chunks_exact(width).map(|number| match width {
-                        8 => fields::get_be::<u64>(number, 0),
-                        _ => fields::get_be::<u32>(number, 0).into(),
-                    });
-                    // Other numbers are never looked up.
-                    revoked.extend(numbers.filter(|&number| number < io.blocks_count));
-                }
-                journal::COMMIT
-                    if commit_is_right(superblock, seed, &block, transaction_checksum) =>
-                {
-                    for (block, copy, right) in logged.drain(..) {
-                        if !right {
-                            return Err(Place::Journal
-                                .corrupt("the checksum of a committed block is wrong"));
-                        }
-                        scan.logged.push(Logged {
-                            block,
-                            copy,
-                            sequence: scan.end,
-                        });
-                    }
-                    for block in revoked.drain() {
-                        scan.revoked.insert(block, scan.end);
-                    }
-                    transaction_checksum = !0;
-                    scan.end = scan.end.wrapping_add(1);
-                }
-                // Anything else was never committed.
-                _ => break,
+            self.budget -= 1;
+            if tag.block >= self.io.blocks_count {
+                return Err(Place::Journal.corrupt("a block past the filesystem's end"));
             }
+            let (physical, _) = self.journal.physical(self.at)?;
+            if superblock.has_checksums() || has_v1_checksum(superblock) {
+                self.io.read_blocks(physical, &mut self.copy)?;
+                self.checksum = crc32_be(self.checksum, &self.copy);
+            }
+            let right = !superblock.has_checksums() || {
+                let checksum = journal::tag_checksum(superblock.seed(), self.scan.end, &self.copy);
+                if superblock.has_incompat(journal::INCOMPAT_CSUM_V3) {
+                    checksum == tag.checksum
+                } else {
+                    low16(checksum) == low16(tag.checksum)
+                }
+            };
+            let copy = Copy {
+                block: physical,
+                escaped: tag.flags & journal::TAG_ESCAPED != 0,
+            };
+            self.logged.push((tag.block, copy, right));
+            self.at = self.journal.next(self.at);
         }
-        Ok(scan)
+        Ok(())
+    }
+
+    /// Notes the blocks that a block of the log revokes.
+    fn revoke(&mut self, block: &[u8]) {
+        let header = RevokeHeader::decode(block);
+        let superblock = &self.journal.superblock;
+        let width = if superblock.has_incompat(journal::INCOMPAT_64BIT) {
+            8
+        } else {
+            4
+        };
+        let end = (header.bytes as usize).min(block.len());
+        let revoked_bytes = block.get(RevokeHeader::SIZE..end).unwrap_or_default();
+        let numbers = revoked_bytes.chunks_exact(width).map(|number| match width {
+            8 => fields::get_be::<u64>(number, 0),
+            _ => fields::get_be::<u32>(number, 0).into(),
+        });
+        // Other numbers are never looked up.
+        let count = self.io.blocks_count;
+        self.revoked
+            .extend(numbers.filter(|&number| number < count));
+    }
+
+    /// Ends the current transaction, which was committed.
+    fn commit(&mut self) -> Result<()> {
+        for (block, copy, right) in self.logged.drain(..) {
+            if !right {
+                return Err(Place::Journal.corrupt("the checksum of a committed block is wrong"));
+            }
+            self.scan.logged.push(Logged {
+                block,
+                copy,
+                sequence: self.scan.end,
+            });
+        }
+        for block in self.revoked.drain() {
+            self.scan.revoked.insert(block, self.scan.end);
+        }
+        self.checksum = !0;
+        self.scan.end = self.scan.end.wrapping_add(1);
+        Ok(())
     }
 }
 

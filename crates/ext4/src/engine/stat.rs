@@ -49,6 +49,27 @@ impl Stat {
     }
 }
 
+impl From<Stat> for micabox_file::Stat {
+    /// Only an inode on a damaged disk has no kind; it is treated like a FIFO, without contents.
+    fn from(stat: Stat) -> Self {
+        Self {
+            number: stat.ino.into(),
+            kind: stat.kind().unwrap_or(FileKind::Fifo),
+            mode: stat.mode & !inode::S_IFMT,
+            links: stat.links,
+            uid: stat.uid,
+            gid: stat.gid,
+            device: stat.device,
+            size: stat.size,
+            blocks: stat.blocks,
+            atime: stat.atime,
+            mtime: stat.mtime,
+            ctime: stat.ctime,
+            born: stat.crtime,
+        }
+    }
+}
+
 /// Space and inodes of a filesystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistics {

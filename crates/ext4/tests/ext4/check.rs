@@ -14,7 +14,7 @@ fn check_file(path: &Path) -> Vec<Finding> {
     check(&File::open(path).unwrap())
 }
 
-fn told(findings: &[Finding]) -> String {
+fn listed(findings: &[Finding]) -> String {
     findings
         .iter()
         .map(|finding| format!("\n  {finding}"))
@@ -48,7 +48,7 @@ fn broken_filesystems_of_e2fsprogs_have_findings() {
                 findings.is_empty(),
                 "{name}: {}{}",
                 verdict.text,
-                told(&findings)
+                listed(&findings)
             );
             sound += 1;
         } else {
@@ -141,7 +141,7 @@ fn agree(kind: &str, verdict: &e2fsprogs::Verdict, findings: &[Finding]) {
         "{kind}: {}",
         verdict.text
     );
-    let what = format!("{kind}: {}{}", verdict.text, told(findings));
+    let what = format!("{kind}: {}{}", verdict.text, listed(findings));
     assert_eq!(findings.is_empty(), verdict.clean, "{what}");
 }
 

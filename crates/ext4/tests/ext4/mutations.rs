@@ -214,7 +214,7 @@ impl Row {
     }
 }
 
-fn told(findings: &[Finding]) -> String {
+fn listed(findings: &[Finding]) -> String {
     findings
         .iter()
         .map(|finding| format!("\n    {finding}"))
@@ -277,7 +277,7 @@ impl Outcome {
                     row.beyond += 1;
                 } else {
                     row.unexplained += 1;
-                    println!("BEYOND {where_}{}\n{}", told(&unexplained), verdict.text);
+                    println!("BEYOND {where_}{}\n{}", listed(&unexplained), verdict.text);
                 }
             }
         }

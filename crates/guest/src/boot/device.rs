@@ -5,11 +5,12 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
+use micabox_ground::hex;
 use micabox_wire::{BootFailed, Device, Extent, Range};
 
 use super::device_mapper::DeviceMapper;
-use super::step::failed;
-use super::{Step, wait_for};
+use crate::announced::wait_for;
+use crate::step::{Step, failed};
 
 /// How the beginning of a device is identified, in bytes from its start: offset of a magic number,
 /// the magic number, offset of the UUID.
@@ -221,11 +222,6 @@ fn uuid_at(path: &str) -> Option<[u8; 16]> {
     start.get(*uuid..*uuid + 16)?.try_into().ok()
 }
 
-/// Formats a UUID as `dump.erofs` does, but without dashes.
-fn hex(uuid: &[u8; 16]) -> String {
-    uuid.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,7 +237,7 @@ mod tests {
         image[1072..1088].copy_from_slice(&uuid);
         fs::write(path, &image).unwrap();
         assert_eq!(uuid_at(path), Some(uuid));
-        assert_eq!(hex(&uuid), "0102030405060708090a0b0c0d0e0f10");
+        assert_eq!(hex(uuid), "0102030405060708090a0b0c0d0e0f10");
         image[1024] = 0;
         fs::write(path, &image).unwrap();
         assert_eq!(uuid_at(path), None);

@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use micabox_wire::Range;
 use rustix::io::Errno;
 
-use crate::exec::last_errno;
+use crate::errno::last_errno;
 
 /// Bytes of a sector, the unit of tables.
 const SECTOR: u64 = 512;

@@ -11,10 +11,11 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, OpenTreeFlags};
 
+use super::device;
 use super::upper::ext4;
-use super::{Step, device};
 use crate::kernel::Disks;
 use crate::mount::{self, Filesystem, attach};
+use crate::step::Step;
 
 /// Where the agent has disks mounted, each under its serial number.
 const DISKS: &str = "/disks";

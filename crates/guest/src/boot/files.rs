@@ -10,8 +10,8 @@ use micabox_wire::{BootFailed, Identity, Network};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{MountAttrFlags, OpenTreeFlags};
 
-use super::Step;
 use crate::mount::{Filesystem, attach, attach_to};
+use crate::step::Step;
 
 /// Where the agent keeps the contents of the files in `/etc`: a separate filesystem, because the sandbox may write to
 /// them.

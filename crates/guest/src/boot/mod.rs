@@ -1,72 +1,31 @@
 //! Sets the sandbox up from the machine's devices.
 
+mod clock;
 mod device;
 mod device_mapper;
 pub mod disk;
 pub mod files;
-mod group;
-pub mod masks;
 mod process_one;
 mod root;
 pub mod setup;
 mod share;
-mod step;
 mod tree;
 mod upper;
 
 use std::fs;
-use std::time::Duration;
 
-use micabox_wire::{Boot, BootFailed, BootTimings, Phase};
+use micabox_wire::{Boot, BootFailed};
 use rustix::mount::MountAttrFlags;
 
-use crate::exec::Sandbox;
 use crate::identity;
 use crate::kernel::{Disks, Kernel};
 use crate::kernel_log::KernelLog;
-use crate::machine;
 use crate::mount;
+use crate::sandbox::Sandbox;
+use crate::step::Step;
 
-pub use group::Group;
-pub use step::Step;
+pub use clock::Clock;
 pub use upper::UPPER;
-
-/// How long a device that the host announced may take to appear.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Measures the phases of the set-up.
-#[derive(Debug)]
-pub struct Clock {
-    last: u64,
-    phases: Vec<Phase>,
-}
-
-impl Clock {
-    /// Creates a clock whose first phase began at `uptime` microseconds.
-    pub fn start(uptime: u64) -> Self {
-        Self {
-            last: uptime,
-            phases: Vec::new(),
-        }
-    }
-
-    /// Ends a phase.
-    pub fn lap(&mut self, name: &str) {
-        let now = machine::uptime_us();
-        self.phases.push(Phase {
-            name: name.to_owned(),
-            micros: now.saturating_sub(self.last),
-        });
-        self.last = now;
-    }
-
-    /// Returns all phases.
-    pub fn into_timings(self) -> BootTimings {
-        BootTimings {
-            phases: self.phases,
-        }
-    }
-}
 
 /// Mounts the kernel's filesystems that the agent itself needs. The initial RAM filesystem contains
 /// only the agent.
@@ -118,19 +77,4 @@ fn assemble(
         hostname: boot.identity.hostname.clone(),
         interface,
     })
-}
-
-/// Calls `ask` repeatedly until it returns a value, for a few seconds at most.
-pub fn wait_for<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
-    let start = machine::uptime_us();
-    loop {
-        if let Some(answer) = ask() {
-            return Some(answer);
-        }
-        let waited = machine::uptime_us().saturating_sub(start);
-        if u128::from(waited) > PATIENCE.as_micros() {
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }

@@ -11,11 +11,9 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{PidfdFlags, pidfd_open};
 use rustix::thread::UnshareFlags;
 
-use super::Step;
-use super::step::failed;
-use crate::exec::{PidNamespace, Place, child};
 use crate::kernel::Kernel;
-use crate::mount;
+use crate::sandbox::{PidNamespace, Place, child, proc};
+use crate::step::{Step, failed};
 
 /// Creates the namespace that all further children of the agent are born into, and its process 1 if
 /// that is the reaper.
@@ -62,9 +60,9 @@ fn become_reaper(
     child::reset_signals();
     let kernel = place.kernel();
     let mounting = |error| format!("mount /proc: {error}");
-    let proc = mount::proc().map_err(mounting)?;
+    let proc = proc::mount().map_err(mounting)?;
     child::enter(place).map_err(|errno| format!("enter the sandbox: {errno}"))?;
-    mount::attach_proc(&proc, kernel).map_err(mounting)?;
+    proc::attach_masked(&proc, kernel).map_err(mounting)?;
     drop(proc);
     if kernel == Kernel::Own {
         // The reaper's own memory is a few pages; killing it would kill every process in the namespace.

@@ -7,11 +7,12 @@ use micabox_wire::{Boot, BootFailed, Device, Extent, Format, Upper};
 use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 
+use super::clock::Clock;
 use super::device::{BlockDevice, Devices};
-use super::step::{failed, of_root};
-use super::{Clock, Step, upper};
+use super::upper;
 use crate::kernel::{Disks, Kernel};
 use crate::mount::{self, Filesystem, attach};
+use crate::step::{Step, failed, of_root};
 
 /// Where the overlay's lower side is mounted.
 pub const LOWERS: &str = "/lower";

@@ -14,11 +14,11 @@ use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, MountFlags, OpenTreeFlags, mount_remount, open_tree};
 use rustix::thread::LinkNameSpaceType;
 
-use super::Step;
-use super::{disk, files, group, share};
-use crate::exec::{Place, child};
+use super::{disk, files, share};
 use crate::kernel::Disks;
 use crate::mount::{self, Filesystem, attach_to};
+use crate::sandbox::{Place, child, group};
+use crate::step::Step;
 
 /// The mode of a tmpfs on a directory that is made for it.
 const TMPFS_MODE: u32 = 0o1777;

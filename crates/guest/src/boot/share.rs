@@ -7,8 +7,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, XattrFlags, fstat, openat2, setxattr};
 use rustix::mount::{MountAttrFlags, OpenTreeFlags, open_tree};
 
-use crate::exec::{Place, user};
 use crate::mount::{self, Filesystem};
+use crate::sandbox::{Place, user};
 
 /// The attribute of a share's root that tells its server to whom files without a record belong.
 const OWNER: &str = "trusted.micabox.owner";

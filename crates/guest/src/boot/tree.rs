@@ -9,11 +9,13 @@ use rustix::fs::{CWD, Dev, FileType, Mode, OFlags, makedev};
 use rustix::mount::{MountAttrFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
+use super::files;
 use super::root::LOWERS;
-use super::{Step, UPPER, files, masks};
-use crate::exec::Place;
+use super::upper::UPPER;
 use crate::kernel::{Kernel, has_one_user};
 use crate::mount::{self, Filesystem, attach};
+use crate::sandbox::{Place, masks};
+use crate::step::Step;
 
 /// Where control groups are mounted.
 const GROUPS: &str = "/sys/fs/cgroup";

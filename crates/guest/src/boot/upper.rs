@@ -11,9 +11,9 @@ use micabox_wire::{BootFailed, Upper};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Timestamps, Uid, XattrFlags};
 use rustix::mount::{MountAttrFlags, OpenTreeFlags};
 
-use super::step::failed;
-use super::{Step, device};
+use super::device;
 use crate::mount::{self, Filesystem, attach};
+use crate::step::{Step, failed};
 
 /// Where the agent has the upper's filesystem mounted.
 pub const UPPER: &str = "/upper";

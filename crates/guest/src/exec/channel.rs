@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use micabox_wire::{Decoder, Error, ToGuest, ToHost, encode};
+use micabox_wire::{Decoder, Error, OutputStream, ToGuest, ToHost, encode, encode_output};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -69,10 +69,12 @@ impl Channel {
 
     /// Queues a message.
     pub fn send(&mut self, message: &ToHost) {
-        // Fails only if the message exceeds the frame's limit, and the agent bounds all its parts.
-        if let Err(error) = encode(message, &mut self.outgoing) {
-            kernel_log::write(format_args!("a message was dropped: {error}"));
-        }
+        note(encode(message, &mut self.outgoing));
+    }
+
+    /// Queues output of a command.
+    pub fn send_output(&mut self, id: u32, stream: OutputStream, data: &[u8]) {
+        note(encode_output(id, stream, data, &mut self.outgoing));
     }
 
     /// Whether queued data is unsent.
@@ -174,6 +176,13 @@ impl Channel {
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+}
+
+/// Notes that a message was dropped: it exceeds the frame's limit, and the agent bounds all parts of messages.
+fn note(encoded: Result<(), Error>) {
+    if let Err(error) = encoded {
+        kernel_log::write(format_args!("a message was dropped: {error}"));
     }
 }
 

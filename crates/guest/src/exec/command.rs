@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use rustix::termios::SpecialCodeIndex;
 
 use super::channel::Channel;
-use super::child::{kill, kill_group};
 use super::spawn::{Outcome, Process};
 use super::stdio::{self, AgentEnds};
+use crate::sandbox::child::{kill, kill_group};
 
 /// Bytes of stdin that the agent holds for a command: several messages, so that the command never
 /// waits for the host while the host has data.
@@ -178,8 +178,7 @@ impl Command {
                 if let Some(left) = &mut output.left {
                     *left = left.saturating_sub(count);
                 }
-                let data = buffer.get(..count).unwrap_or_default().to_vec();
-                channel.send(&ToHost::Output { id, stream, data });
+                channel.send_output(id, stream, buffer.get(..count).unwrap_or_default());
                 Progress::Some
             }
             Err(Errno::AGAIN) => {

@@ -4,9 +4,9 @@ use micabox_wire::{Confinement, DOCKERS_CAPABILITIES, StartFailed, StartFailure,
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use super::child::last_errno;
 use super::filter;
-use super::program::{describe, failed};
+use super::program::failed;
+use crate::errno::{describe, last_errno};
 use crate::kernel::{Kernel, has_one_user};
 
 /// The capability to trace processes, as a mask.

@@ -8,8 +8,9 @@ use micabox_wire::{CONNECT, Exec, StartFailed, StartFailure};
 use rustix::io::Errno;
 use rustix::stdio::{stdin, stdout};
 
-use super::program::{describe, failed};
+use super::program::failed;
 use super::stdio::Stream;
+use crate::errno::describe;
 
 /// Returns whether the command is a connection, and no program.
 pub fn is_connection(spec: &Exec) -> bool {

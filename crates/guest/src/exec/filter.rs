@@ -1,35 +1,21 @@
 //! The system calls of a command on the host's kernel: what Docker's default profile (`seccomp/default.json`
-//! of moby/profiles) allows, with its exceptions for capabilities. Two families of sockets are refused
-//! beside Docker's: both reach the host.
+//! of moby/profiles) allows, with its exceptions for capabilities.
 //!
 //! A refused call fails with EPERM. One that the profile doesn't know, and `clone3`, whose flags a filter
 //! can't read, fail with ENOSYS: libraries then use an older call.
 
-use libc::{
-    BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W,
-    SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, sock_filter, sock_fprog,
-};
+use std::collections::BTreeMap;
+
+use libc::{sock_filter, sock_fprog};
+use micabox_seccomp::{Filter, Instruction, Rule, Test, Verdict};
 use rustix::io::Errno;
 
 use super::calls::{ALLOWED, KNOWN, OF_CAPABILITIES};
-use super::child::last_errno;
+use crate::errno::last_errno;
 
-/// `AUDIT_ARCH_X86_64` or `AUDIT_ARCH_AARCH64` (`linux/audit.h`). On other architectures, which 32-bit
-/// programs use, the numbers mean other calls: none works.
-const ARCHITECTURE: u32 = if cfg!(target_arch = "aarch64") {
-    0xc000_00b7
-} else {
-    0xc000_003e
-};
-
-/// Offsets of the call's number, of its architecture and of the lower half of its first argument in
-/// `struct seccomp_data`.
-const NUMBER_AT: u32 = 0;
-const ARCHITECTURE_AT: u32 = 4;
-const ARGUMENT_AT: u32 = 16;
-
-const REFUSED: u32 = SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
-const UNKNOWN: u32 = SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
+const ALLOW: Rule = Rule::Always(Verdict::Allow);
+const REFUSED: Verdict = Verdict::Fail(libc::EPERM as u16);
+const UNKNOWN: Verdict = Verdict::Fail(libc::ENOSYS as u16);
 
 /// `CAP_SYS_ADMIN`.
 const ADMIN: u64 = 1 << 21;
@@ -45,25 +31,12 @@ const FAMILIES: [u32; 2] = [libc::AF_VSOCK.unsigned_abs(), libc::AF_ALG.unsigned
 /// (`UNAME26`) or another order of addresses (`PER_LINUX32`), and a question.
 const PERSONALITIES: [u32; 5] = [0, 8, 0x2_0000, 0x2_0008, u32::MAX];
 
-/// What the filter does with a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Allowed,
-    Refused,
-    Unknown,
-    /// Allowed without these bits in the first argument, otherwise refused.
-    Without(u32),
-    /// Allowed unless the first argument is one of these.
-    Not(&'static [u32]),
-    /// Allowed only if the first argument is one of these.
-    Only(&'static [u32]),
-}
-
 /// Restricts the calling process, and what it executes, to the calls of a process with these capabilities.
 /// It must not be able to gain privileges (`PR_SET_NO_NEW_PRIVS`).
 pub fn install(capabilities: u64) -> rustix::io::Result<()> {
     const SET_MODE_FILTER: libc::c_long = 1;
-    let mut program = program(capabilities)?;
+    let program = filter(capabilities).program().map_err(|_| Errno::TOOBIG)?;
+    let mut program: Vec<_> = program.into_iter().map(kernels).collect();
     let length = u16::try_from(program.len()).map_err(|_| Errno::INVAL)?;
     let program = sock_fprog {
         len: length,
@@ -79,197 +52,133 @@ pub fn install(capabilities: u64) -> rustix::io::Result<()> {
     }
 }
 
-/// Returns the verdict on each call up to the last one that the profile knows.
-fn verdicts(capabilities: u64) -> Vec<Verdict> {
-    let mut verdicts = vec![Verdict::Refused; KNOWN];
-    let mut set = |call: libc::c_long, verdict| {
-        let place = usize::try_from(call)
+fn kernels(instruction: Instruction) -> sock_filter {
+    let Instruction { code, jt, jf, k } = instruction;
+    sock_filter { code, jt, jf, k }
+}
+
+/// Returns the rules for a process with these capabilities. On other architectures, which 32-bit programs use, the
+/// numbers mean other calls: none works.
+fn filter(capabilities: u64) -> Filter {
+    // Those that the profile knows and does not allow are refused.
+    let mut rules: BTreeMap<_, _> = (0..KNOWN)
+        .map(|number| (number, Rule::Always(REFUSED)))
+        .collect();
+    let mut set = |call: libc::c_long, rule| {
+        if let Some(known) = u32::try_from(call)
             .ok()
-            .and_then(|call| verdicts.get_mut(call));
-        if let Some(place) = place {
-            *place = verdict;
+            .and_then(|call| rules.get_mut(&call))
+        {
+            *known = rule;
         }
     };
     for call in ALLOWED {
-        set(*call, Verdict::Allowed);
+        set(*call, ALLOW);
     }
-    set(libc::SYS_socket, Verdict::Not(&FAMILIES));
-    set(libc::SYS_personality, Verdict::Only(&PERSONALITIES));
-    set(libc::SYS_clone, Verdict::Without(NAMESPACES));
-    set(libc::SYS_clone3, Verdict::Unknown);
+    set(
+        libc::SYS_socket,
+        if_first_is(&FAMILIES, REFUSED, Verdict::Allow),
+    );
+    set(
+        libc::SYS_personality,
+        if_first_is(&PERSONALITIES, Verdict::Allow, REFUSED),
+    );
+    set(libc::SYS_clone, without_first(NAMESPACES));
+    set(libc::SYS_clone3, Rule::Always(UNKNOWN));
     for (capability, calls) in OF_CAPABILITIES {
         if capabilities & 1 << capability != 0 {
             for call in *calls {
-                set(*call, Verdict::Allowed);
+                set(*call, ALLOW);
             }
         }
     }
     if capabilities & ADMIN != 0 {
-        set(libc::SYS_clone, Verdict::Allowed);
-        set(libc::SYS_clone3, Verdict::Allowed);
+        set(libc::SYS_clone, ALLOW);
+        set(libc::SYS_clone3, ALLOW);
     }
-    verdicts
+    Filter {
+        rules,
+        otherwise: UNKNOWN,
+        foreign: UNKNOWN,
+    }
 }
 
-/// Returns the kernel's program, which finds a call by bisection: the kernel runs it once for each call
-/// when it is installed.
-fn program(capabilities: u64) -> rustix::io::Result<Vec<sock_filter>> {
-    let verdicts = verdicts(capabilities);
-    let mut runs: Vec<(u32, Verdict)> = Vec::new();
-    for (number, verdict) in (0..).zip(verdicts.iter().copied().chain([Verdict::Unknown])) {
-        if runs.last().is_none_or(|(_, last)| *last != verdict) {
-            runs.push((number, verdict));
-        }
-    }
-    let mut program = Backwards::default();
-    let ends = Ends {
-        allowed: program.put(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-        refused: program.put(BPF_RET | BPF_K, REFUSED),
-        unknown: program.put(BPF_RET | BPF_K, UNKNOWN),
+/// Returns a rule for calls whose first argument is one of `values`, and for the others.
+fn if_first_is(values: &[u32], then: Verdict, otherwise: Verdict) -> Rule {
+    let test = |value: &u32| Test {
+        argument: 0,
+        mask: u32::MAX,
+        value: *value,
     };
-    // There are several runs, so the search begins with the instruction that is added last.
-    program.bisect(&runs, ends)?;
-    let load = program.put(BPF_LD | BPF_W | BPF_ABS, NUMBER_AT);
-    program.jump(BPF_JEQ, ARCHITECTURE, load, ends.unknown)?;
-    program.put(BPF_LD | BPF_W | BPF_ABS, ARCHITECTURE_AT);
-    program.0.reverse();
-    Ok(program.0)
-}
-
-/// Instructions, the last one first, so that a jump's target is known when the jump is added.
-#[derive(Default)]
-struct Backwards(Vec<sock_filter>);
-
-/// The position of an instruction that was already added.
-#[derive(Clone, Copy)]
-struct Target(usize);
-
-/// The return instructions that a search ends at.
-#[derive(Clone, Copy)]
-struct Ends {
-    allowed: Target,
-    refused: Target,
-    unknown: Target,
-}
-
-impl Backwards {
-    fn put(&mut self, code: u32, k: u32) -> Target {
-        self.push(code, k, 0, 0)
-    }
-
-    /// Adds a comparison of the loaded value with `k`.
-    fn jump(&mut self, test: u32, k: u32, yes: Target, no: Target) -> rustix::io::Result<Target> {
-        let distance = |target: Target| {
-            let between = self.0.len() - 1 - target.0;
-            u8::try_from(between).map_err(|_| Errno::TOOBIG)
-        };
-        let (yes, no) = (distance(yes)?, distance(no)?);
-        Ok(self.push(BPF_JMP | test | BPF_K, k, yes, no))
-    }
-
-    fn push(&mut self, code: u32, k: u32, jt: u8, jf: u8) -> Target {
-        let code = code as u16; // they have 8 bits
-        self.0.push(sock_filter { code, jt, jf, k });
-        Target(self.0.len() - 1)
-    }
-
-    /// Adds the search for the loaded number among runs of calls with one verdict, each with its first
-    /// number; returns its first instruction.
-    fn bisect(&mut self, runs: &[(u32, Verdict)], ends: Ends) -> rustix::io::Result<Target> {
-        match runs {
-            [] => Ok(ends.unknown),
-            [(_, verdict)] => self.judge(*verdict, ends),
-            _ => {
-                let (lower, upper) = runs.split_at(runs.len() / 2);
-                let first = upper.first().map_or(0, |(number, _)| *number);
-                let lower = self.bisect(lower, ends)?;
-                let upper = self.bisect(upper, ends)?;
-                self.jump(BPF_JGE, first, upper, lower)
-            }
-        }
-    }
-
-    /// Adds what a verdict takes; returns its first instruction.
-    fn judge(&mut self, verdict: Verdict, ends: Ends) -> rustix::io::Result<Target> {
-        let (values, found, otherwise) = match verdict {
-            Verdict::Allowed => return Ok(ends.allowed),
-            Verdict::Refused => return Ok(ends.refused),
-            Verdict::Unknown => return Ok(ends.unknown),
-            Verdict::Without(bits) => {
-                self.jump(BPF_JEQ, 0, ends.allowed, ends.refused)?;
-                self.put(BPF_ALU | BPF_AND | BPF_K, bits);
-                return Ok(self.put(BPF_LD | BPF_W | BPF_ABS, ARGUMENT_AT));
-            }
-            Verdict::Not(values) => (values, ends.refused, ends.allowed),
-            Verdict::Only(values) => (values, ends.allowed, ends.refused),
-        };
-        let mut next = otherwise;
-        for value in values {
-            next = self.jump(BPF_JEQ, *value, found, next)?;
-        }
-        Ok(self.put(BPF_LD | BPF_W | BPF_ABS, ARGUMENT_AT))
+    Rule::If {
+        tests: values.iter().map(test).collect(),
+        then,
+        otherwise,
     }
 }
+
+/// Returns a rule that allows a call without these bits in its first argument.
+fn without_first(bits: u32) -> Rule {
+    let test = Test {
+        argument: 0,
+        mask: bits,
+        value: 0,
+    };
+    Rule::If {
+        tests: vec![test],
+        then: Verdict::Allow,
+        otherwise: REFUSED,
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod docker;
 
 #[cfg(test)]
 mod tests {
+    use micabox_seccomp::interpret::{self, Call};
+
     use super::*;
 
-    /// Returns the kernel's verdict on a call, by interpreting the few instructions in use.
-    fn run(program: &[sock_filter], data: &[u32; 16]) -> u32 {
-        let (mut at, mut loaded) = (0, 0);
-        loop {
-            let instruction = &program[at];
-            let k = instruction.k;
-            let mut jump = |yes| {
-                at += usize::from(if yes { instruction.jt } else { instruction.jf });
-            };
-            match u32::from(instruction.code) {
-                code if code == BPF_LD | BPF_W | BPF_ABS => loaded = data[k as usize / 4],
-                code if code == BPF_ALU | BPF_AND | BPF_K => loaded &= k,
-                code if code == BPF_JMP | BPF_JEQ | BPF_K => jump(loaded == k),
-                code if code == BPF_JMP | BPF_JGE | BPF_K => jump(loaded >= k),
-                code if code == BPF_RET | BPF_K => return k,
-                code => panic!("instruction {code:#x}"),
-            }
-            at += 1;
-        }
+    fn run(program: &[Instruction], number: u32, argument: u32) -> u32 {
+        let call = Call::new(number, [argument.into(), 0, 0, 0, 0, 0]);
+        interpret::verdict(program, &call).unwrap()
     }
 
     fn judged(capabilities: u64, call: libc::c_long, argument: u32) -> u32 {
-        let mut data = [0; 16];
-        data[..2].copy_from_slice(&[u32::try_from(call).unwrap(), ARCHITECTURE]);
-        data[4] = argument;
-        run(&program(capabilities).unwrap(), &data)
+        let program = filter(capabilities).program().unwrap();
+        run(&program, u32::try_from(call).unwrap(), argument)
     }
 
     #[test]
     fn each_call_has_the_verdict_of_the_table() {
         for capabilities in [0, ADMIN, 1 << 18, u64::MAX] {
-            let program = program(capabilities).unwrap();
-            let verdicts = verdicts(capabilities);
-            for (number, verdict) in (0..).zip(&verdicts) {
+            let filter = filter(capabilities);
+            let program = filter.program().unwrap();
+            for (number, rule) in &filter.rules {
                 for argument in [0, 8, 9, 40, 38, 0x1000_0000, u32::MAX] {
-                    let expected = match verdict {
-                        Verdict::Allowed => true,
-                        Verdict::Refused | Verdict::Unknown => false,
-                        Verdict::Without(bits) => argument & bits == 0,
-                        Verdict::Not(values) => !values.contains(&argument),
-                        Verdict::Only(values) => values.contains(&argument),
+                    let expected = match rule {
+                        Rule::Always(verdict) => *verdict,
+                        Rule::If {
+                            tests,
+                            then,
+                            otherwise,
+                        } => {
+                            let mut tests = tests.iter();
+                            let holds = tests.any(|test| argument & test.mask == test.value);
+                            if holds { *then } else { *otherwise }
+                        }
                     };
-                    let mut data = [0; 16];
-                    data[..2].copy_from_slice(&[number, ARCHITECTURE]);
-                    data[4] = argument;
-                    let result = run(&program, &data);
-                    assert_eq!(result == SECCOMP_RET_ALLOW, expected, "{number} {argument}");
-                    data[1] = 0x4000_0003;
-                    assert_eq!(run(&program, &data), UNKNOWN);
+                    let result = run(&program, *number, argument);
+                    assert_eq!(result, expected.value(), "{number} {argument}");
+                    let mut call = Call::new(*number, [argument.into(); 6]);
+                    call.architecture = 0x4000_0003;
+                    let result = interpret::verdict(&program, &call).unwrap();
+                    assert_eq!(result, UNKNOWN.value());
                 }
             }
-            for number in [KNOWN as u32, 1000, 0x4000_0000, u32::MAX] {
-                let mut data = [0; 16];
-                data[..2].copy_from_slice(&[number, ARCHITECTURE]);
-                assert_eq!(run(&program, &data), UNKNOWN);
+            for number in [KNOWN, 1000, 0x4000_0000, u32::MAX] {
+                assert_eq!(run(&program, number, 0), UNKNOWN.value());
             }
         }
     }
@@ -292,21 +201,24 @@ mod tests {
             libc::SYS_reboot,
             libc::SYS_swapon,
         ] {
-            assert_eq!(judged(0, call, 0), REFUSED, "{call}");
+            assert_eq!(judged(0, call, 0), REFUSED.value(), "{call}");
         }
         for call in [
             libc::SYS_keyctl,
             libc::SYS_kexec_load,
             libc::SYS_io_uring_setup,
         ] {
-            assert_eq!(judged(u64::MAX, call, 0), REFUSED, "{call}");
+            assert_eq!(judged(u64::MAX, call, 0), REFUSED.value(), "{call}");
         }
-        assert_eq!(judged(ADMIN, libc::SYS_mount, 0), SECCOMP_RET_ALLOW);
+        assert_eq!(judged(ADMIN, libc::SYS_mount, 0), Verdict::Allow.value());
         let new_user = libc::CLONE_NEWUSER.cast_unsigned();
-        assert_eq!(judged(0, libc::SYS_clone, new_user), REFUSED);
-        assert_eq!(judged(0, libc::SYS_clone, 0x0001_0f00), SECCOMP_RET_ALLOW);
-        assert_eq!(judged(0, libc::SYS_clone3, 0), UNKNOWN);
-        assert_eq!(judged(0, libc::SYS_socket, 40), REFUSED);
-        assert_eq!(judged(0, libc::SYS_socket, 2), SECCOMP_RET_ALLOW);
+        assert_eq!(judged(0, libc::SYS_clone, new_user), REFUSED.value());
+        assert_eq!(
+            judged(0, libc::SYS_clone, 0x0001_0f00),
+            Verdict::Allow.value()
+        );
+        assert_eq!(judged(0, libc::SYS_clone3, 0), UNKNOWN.value());
+        assert_eq!(judged(0, libc::SYS_socket, 40), REFUSED.value());
+        assert_eq!(judged(0, libc::SYS_socket, 2), Verdict::Allow.value());
     }
 }

@@ -5,25 +5,21 @@
 
 mod calls;
 mod channel;
-pub(crate) mod child;
 mod command;
 mod confinement;
 mod connect;
 mod environment;
 mod files;
 mod filter;
+mod kept;
 mod processes;
 mod program;
 mod server;
 mod spawn;
 mod start;
 mod stdio;
-pub(crate) mod user;
 mod watches;
 
-pub(crate) use child::last_errno;
-pub(crate) use program::describe;
-
+pub use crate::sandbox::{PidNamespace, Place, Sandbox};
 pub use channel::Channel;
 pub use server::{Server, Stop};
-pub use spawn::{PidNamespace, Place, Sandbox};

@@ -9,8 +9,8 @@ const MAX_ARGUMENTS: usize = 512;
 /// Bytes of a page, in KiB.
 const PAGE: u64 = 4;
 
-/// Writes the list ([`micabox_wire::PROCESSES`]) without the process `own`.
-pub fn write(own: i32, to: &mut impl Write) -> io::Result<()> {
+/// Writes the list ([`micabox_wire::PROCESSES`]) without the agent's own processes.
+pub fn write(own: &[i32], to: &mut impl Write) -> io::Result<()> {
     let uptime = fs::read_to_string("/proc/uptime")?;
     let seconds = uptime.split(' ').next().unwrap_or_default();
     let mut list = format!("uptime {seconds}\n").into_bytes();
@@ -19,7 +19,7 @@ pub fn write(own: i32, to: &mut impl Write) -> io::Result<()> {
         let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
-        if pid == own {
+        if own.contains(&pid) {
             continue;
         }
         // One that has ended meanwhile is left out.
@@ -115,7 +115,7 @@ mod tests {
     fn this_process_is_listed_as_it_is() {
         let own = std::process::id().cast_signed();
         let mut list = Vec::new();
-        write(0, &mut list).unwrap();
+        write(&[], &mut list).unwrap();
         let list = String::from_utf8_lossy(&list);
         let mut lines = list.lines();
         assert!(lines.next().unwrap().starts_with("uptime "));
@@ -127,7 +127,7 @@ mod tests {
         let program = std::env::args().next().unwrap();
         assert!(fields[8].starts_with(&program), "{fields:?}");
         let mut list = Vec::new();
-        write(own, &mut list).unwrap();
+        write(&[own], &mut list).unwrap();
         assert!(!String::from_utf8_lossy(&list).contains(&format!("\n{own} ")));
     }
 

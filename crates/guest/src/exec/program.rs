@@ -8,9 +8,27 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 
-use micabox_wire::{StartFailed, StartFailure};
+use micabox_wire::{Exec, StartFailed, StartFailure};
 use rustix::fs::{Access, AtFlags, CWD, FileType};
 use rustix::io::Errno;
+
+use crate::errno::describe;
+use crate::quoted::shown;
+
+/// Finds the file to execute for a command's program, or for the one that takes its place if it is not found. Returns
+/// the program's name as well.
+pub fn find_either<'a>(spec: &'a Exec, path: &[u8]) -> Result<(&'a [u8], CString), StartFailed> {
+    let program = spec.argv.first().map(Vec::as_slice).unwrap_or_default();
+    match find(program, path) {
+        Err(failed) if failed.reason == StartFailure::NotFound => {
+            let fallback = &*spec.fallback;
+            let found = (!fallback.is_empty()).then(|| find(fallback, path).ok());
+            let found = found.flatten().ok_or(failed)?;
+            Ok((fallback, found))
+        }
+        found => Ok((program, found?)),
+    }
+}
 
 /// Finds the file to execute for `program`: itself if it has a slash, otherwise the first
 /// executable file of that name in the directories of `path`.
@@ -210,28 +228,6 @@ pub fn failed(reason: StartFailure, message: String, errno: Option<Errno>) -> St
     }
 }
 
-/// Describes the kernel's error, without the number that `std` adds.
-pub fn describe(errno: Errno) -> String {
-    let text = std::io::Error::from(errno).to_string();
-    match text.split_once(" (os error") {
-        Some((words, _)) => words.to_lowercase(),
-        None => text,
-    }
-}
-
-/// Formats a path or name for a message: quoted if it is unusual, and cut if it is long.
-pub fn shown(bytes: &[u8]) -> String {
-    const MOST: usize = 1000;
-    let cut = bytes.get(..MOST).unwrap_or(bytes);
-    let more = if bytes.len() > MOST { "..." } else { "" };
-    match std::str::from_utf8(cut) {
-        Ok(text) if !text.is_empty() && !text.contains(|c: char| c.is_control() || c == ' ') => {
-            format!("{text}{more}")
-        }
-        _ => format!("{:?}{more}", String::from_utf8_lossy(cut)),
-    }
-}
-
 /// Ends the string at the first NUL byte; callers have already rejected those.
 fn to_c_string(mut bytes: Vec<u8>) -> CString {
     if let Some(end) = bytes.iter().position(|&byte| byte == 0) {
@@ -321,15 +317,6 @@ mod tests {
         other[18] = 8;
         other[19] = 0;
         assert_eq!(foreign_machine(&other).as_deref(), Some("machine 8"));
-    }
-
-    #[test]
-    fn messages_stay_short_and_printable() {
-        assert_eq!(shown(b"/bin/sh"), "/bin/sh");
-        assert_eq!(shown(b""), "\"\"");
-        assert_eq!(shown(b"a\nb"), "\"a\\nb\"");
-        assert!(shown(&[b'x'; 100_000]).len() < 1100);
-        assert_eq!(describe(Errno::ACCESS), "permission denied");
     }
 
     proptest! {

@@ -2,21 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use micabox_wire::{
     Error, Exec, MAX_DATA, OutputStream, Restore, StartFailed, StartFailure, ToGuest, ToHost,
 };
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::channel::Channel;
 use super::command::{Command, Progress};
-use super::spawn::{PidNamespace, Place, Process, Sandbox};
+use super::kept::{Kept, Reassigned};
+use super::spawn::Process;
 use super::watches::Watches;
 use crate::boot::setup;
 use crate::identity;
 use crate::kernel::Disks;
 use crate::kernel_log;
+use crate::sandbox::{PidNamespace, Place, Sandbox};
 
 /// Why the server stopped.
 #[derive(Debug)]
@@ -44,6 +47,8 @@ pub struct Server {
     forgotten: Vec<Process>,
     /// What commands watch.
     watches: Watches,
+    /// Processes for operations on files.
+    kept: Kept,
     /// Where the round over the commands starts, so that no command is always served first.
     turn: u32,
 }
@@ -60,6 +65,7 @@ enum Source {
     Abandoned(usize),
     Forgotten(usize),
     Watches,
+    Kept(u32),
 }
 
 impl Server {
@@ -72,6 +78,7 @@ impl Server {
             abandoned: Vec::new(),
             forgotten: Vec::new(),
             watches: Watches::default(),
+            kept: Kept::default(),
             turn: 0,
         }
     }
@@ -124,7 +131,15 @@ impl Server {
                 }
                 Source::Forgotten(index) => ended.push(index),
                 Source::Watches => changed = true,
+                Source::Kept(number) => {
+                    if let Some(reassigned) = self.kept.look(number, buffer, &mut self.channel) {
+                        self.reassign(reassigned);
+                    }
+                }
             }
+        }
+        for reassigned in self.kept.look_at_time(Instant::now()) {
+            self.reassign(reassigned);
         }
         if changed {
             self.watches.turn();
@@ -135,6 +150,7 @@ impl Server {
         for index in ended.into_iter().rev() {
             self.forgotten.swap_remove(index).reap();
         }
+        self.forgotten.extend(self.kept.take_retired());
         self.turn = self.turn.wrapping_add(1);
         self.finish(buffer)
     }
@@ -213,7 +229,13 @@ impl Server {
         for (source, events) in self.watches.sources() {
             add(Source::Watches, source, events);
         }
-        match poll(&mut poll_fds, None) {
+        for (number, source) in self.kept.sources().filter(|_| room) {
+            add(Source::Kept(number), source, PollFlags::IN);
+        }
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        let timeout = self.kept.deadline().map(left);
+        let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut poll_fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(Stop::Protocol(format!("poll: {errno}"))),
         }
@@ -263,7 +285,7 @@ impl Server {
                 return Ok(());
             }
             ToGuest::Exec { id, spec } => {
-                self.start(id, *spec);
+                self.start(id, spec);
                 return Ok(());
             }
             ToGuest::Stdin { id, .. }
@@ -274,6 +296,11 @@ impl Server {
             | ToGuest::Credit { id, .. } => id,
         };
         let Some(command) = self.commands.get_mut(&id) else {
+            match message {
+                ToGuest::Signal { signal, .. } => self.kept.signal(id, signal, false),
+                ToGuest::SignalGroup { signal, .. } => self.kept.signal(id, signal, true),
+                _ => {}
+            }
             return Ok(());
         };
         let result = match message {
@@ -312,6 +339,7 @@ impl Server {
 
     /// Sends nothing while the machine is copied, in the original and in every copy.
     fn quiesce(&mut self) -> Result<(), Stop> {
+        self.kept.retire_idle();
         self.channel.send(&ToHost::Quiesced);
         self.channel.flush_all().map_err(|_| Stop::HostGone)?;
         match self.channel.wait_for_message() {
@@ -338,6 +366,7 @@ impl Server {
             return Err(Stop::Stillborn);
         }
         self.channel.send(&ToHost::Restored);
+        self.kept.forget();
         for (id, mut command) in std::mem::take(&mut self.commands) {
             match restore.reattach.filter(|reattach| reattach.id == id) {
                 Some(reattach) => {
@@ -365,24 +394,39 @@ impl Server {
         Ok(())
     }
 
-    fn start(&mut self, id: u32, spec: Exec) {
-        let failure = if self.commands.contains_key(&id) {
-            StartFailed {
+    fn start(&mut self, id: u32, spec: Box<Exec>) {
+        if self.commands.contains_key(&id) || self.kept.has(id) {
+            let failure = StartFailed {
                 reason: StartFailure::Other,
                 message: format!("command {id} is still running"),
                 errno: 0,
-            }
-        } else {
-            match self.sandbox.spawn(id, &spec, &mut self.watches) {
-                Ok((process, ends)) => {
-                    let command = Command::new(id, process, ends, spec.output_window);
-                    self.commands.insert(id, command);
-                    return;
-                }
-                Err(failure) => failure,
-            }
+            };
+            self.channel.send(&ToHost::StartFailed { id, failure });
+        } else if let Err(spec) = self.kept.start(id, spec, &self.sandbox) {
+            self.spawn(id, &spec);
+        }
+    }
+
+    /// Starts an operation that a kept process has not begun.
+    fn reassign(&mut self, reassigned: Reassigned) {
+        let (id, left) = match reassigned {
+            Reassigned::Fresh(id, spec) => (id, self.kept.start_fresh(id, spec, &self.sandbox)),
+            Reassigned::Ordinary(id, spec) => (id, Err(spec)),
         };
-        self.channel.send(&ToHost::StartFailed { id, failure });
+        if let Err(spec) = left {
+            self.spawn(id, &spec);
+        }
+    }
+
+    fn spawn(&mut self, id: u32, spec: &Exec) {
+        let kept = self.kept.pids();
+        match self.sandbox.spawn(id, spec, &mut self.watches, &kept) {
+            Ok((process, ends)) => {
+                let command = Command::new(id, process, ends, spec.output_window);
+                self.commands.insert(id, command);
+            }
+            Err(failure) => self.channel.send(&ToHost::StartFailed { id, failure }),
+        }
     }
 
     fn read_report(&mut self, id: u32, has_ended: bool) {
@@ -451,6 +495,7 @@ mod tests {
     fn exec(program: &str, stdin: bool) -> Exec {
         Exec {
             argv: vec![program.as_bytes().to_vec()],
+            fallback: Vec::new(),
             env: Vec::new(),
             cwd: Vec::new(),
             make_cwd: false,
@@ -467,7 +512,7 @@ mod tests {
         let (mut host, agent) = UnixStream::pair().unwrap();
         let mut server = Server::new(Channel::new(agent.into()).unwrap(), Sandbox::here());
         let mut buffer = Box::new([0; MAX_DATA]);
-        server.start(1, exec("true", true));
+        server.start(1, Box::new(exec("true", true)));
         // With the process, the reader of its stdin has ended.
         let process = &server.commands.get(&1).unwrap().process.handle;
         let mut ended = [PollFd::new(process, PollFlags::IN)];
@@ -500,7 +545,7 @@ mod tests {
         rustix::net::sockopt::set_socket_send_buffer_size(&agent, 1 << 20).unwrap();
         let mut server = Server::new(Channel::new(agent.into()).unwrap(), Sandbox::here());
         let mut buffer = Box::new([0; MAX_DATA]);
-        server.start(1, exec("echo", false));
+        server.start(1, Box::new(exec("echo", false)));
         while server.commands.get(&1).is_some_and(Command::runs) {
             server.turn(&mut buffer).unwrap();
         }

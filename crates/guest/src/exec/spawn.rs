@@ -1,100 +1,21 @@
 //! Starts processes in the sandbox, and reports how they start and end.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use micabox_wire::{Decoder, Exec, ExitStatus, StartFailed, StartFailure, ToHost};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
-use super::child::{fork, kill};
 use super::files;
-use super::program::{describe, failed};
-use super::start::{self, SpawnRequest};
+use super::program::failed;
+use super::start::{self, SpawnRequest, other};
 use super::stdio::{self, AgentEnds};
 use super::watches::Watches;
-use crate::boot::Group;
-use crate::kernel::Kernel;
-use crate::network::Interface;
-
-/// The environment that commands run in.
-#[derive(Debug)]
-pub struct Sandbox {
-    /// The files that commands see.
-    pub place: Place,
-    /// The PID namespace of commands.
-    pub pids: PidNamespace,
-    /// The host name when the sandbox was made; commands get it in HOSTNAME.
-    pub hostname: String,
-    /// The network interface, if any.
-    pub interface: Option<Interface>,
-}
-
-/// The files that commands see.
-#[derive(Debug)]
-pub enum Place {
-    /// The agent's own, for tests outside a machine. Users are switched only if the agent is root.
-    Here,
-    /// A separate mount namespace.
-    Namespace {
-        /// The mount namespace.
-        mounts: OwnedFd,
-        /// The root directory in it. A descriptor, so that it is found even in a sandbox in which
-        /// `/` was unmounted.
-        root: OwnedFd,
-        /// Its devpts filesystem.
-        terminals: OwnedFd,
-        /// The control group of commands; None if they are in the agent's.
-        group: Option<Group>,
-        /// Where folders of the host are mounted.
-        folders: Vec<String>,
-        /// Whose kernel it is on.
-        kernel: Kernel,
-    },
-}
-
-impl Place {
-    /// Returns whose kernel it is on.
-    pub fn kernel(&self) -> Kernel {
-        match self {
-            Self::Here => Kernel::Own,
-            Self::Namespace { kernel, .. } => *kernel,
-        }
-    }
-}
-
-/// The PID namespace that new children of the agent are born into.
-#[derive(Debug)]
-pub enum PidNamespace {
-    /// The agent's own, for tests.
-    Inherited,
-    /// One whose process 1 is running; readable when that has ended.
-    Started(OwnedFd),
-    /// One whose process 1 will be the next child.
-    Pending,
-    /// One whose process 1 was a command or has ended; after its end, fork fails with ENOMEM.
-    Owned,
-}
+use crate::sandbox::child::{fork, kill};
+use crate::sandbox::{PidNamespace, Sandbox};
 
 impl Sandbox {
-    /// Creates a sandbox in which commands run as ordinary children of this process, in its root
-    /// directory.
-    pub fn here() -> Self {
-        Self {
-            place: Place::Here,
-            pids: PidNamespace::Inherited,
-            hostname: "localhost".to_owned(),
-            interface: None,
-        }
-    }
-
-    fn terminals(&self) -> Option<BorrowedFd<'_>> {
-        match &self.place {
-            Place::Here => None,
-            Place::Namespace { terminals, .. } => Some(terminals.as_fd()),
-        }
-    }
-
     /// Starts a process that becomes the command of `spec`. Its [`Report`] says later whether that
     /// succeeded.
     pub fn spawn(
@@ -102,9 +23,10 @@ impl Sandbox {
         id: u32,
         spec: &Exec,
         watches: &mut Watches,
+        kept: &[i32],
     ) -> Result<(Process, AgentEnds), StartFailed> {
         let (agent, command) = match spec.tty {
-            Some(size) => stdio::terminal(self.terminals(), size, spec.stdin)
+            Some(size) => stdio::terminal(self.place.terminals(), size, spec.stdin)
                 .map_err(|errno| other("open a terminal", errno))?,
             None => stdio::pipes(spec.stdin).map_err(|errno| other("make pipes", errno))?,
         };
@@ -137,35 +59,20 @@ impl Sandbox {
                 stdio: command,
                 report: report_in,
                 watching,
+                kept,
             });
         };
         if first {
             self.pids = PidNamespace::Owned;
         }
-        let handle = match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(handle) => handle,
-            Err(errno) => {
-                kill(pid, libc::SIGKILL);
-                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
-                return Err(other("open the new process", errno));
-            }
-        };
-        let report = Report {
+        let mut process =
+            Process::new(pid).map_err(|errno| other("open the new process", errno))?;
+        process.report = Some(Report {
             pipe: report,
             bytes: Vec::new(),
-        };
-        let process = Process {
-            pid,
-            handle,
-            report: Some(report),
-        };
+        });
         Ok((process, agent))
     }
-}
-
-fn other(what: &str, errno: Errno) -> StartFailed {
-    let message = format!("{what}: {}", describe(errno));
-    failed(StartFailure::Other, message, Some(errno))
 }
 
 /// A child of the agent, not yet waited for.
@@ -179,6 +86,22 @@ pub struct Process {
 }
 
 impl Process {
+    /// Takes a child that was just forked; kills it on failure.
+    pub fn new(pid: Pid) -> rustix::io::Result<Self> {
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(handle) => Ok(Self {
+                pid,
+                handle,
+                report: None,
+            }),
+            Err(errno) => {
+                kill(pid, libc::SIGKILL);
+                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+                Err(errno)
+            }
+        }
+    }
+
     /// Waits for a process that is about to end.
     pub fn reap(&self) {
         let _ = waitid(WaitId::PidFd(self.handle.as_fd()), WaitIdOptions::EXITED);

@@ -14,25 +14,29 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use micabox_tree::Root;
-use micabox_wire::{Exec, FLUSH, PROCESSES, StartFailed, StartFailure, ToHost, encode};
+use micabox_wire::{
+    Confinement, Exec, FLUSH, PROCESSES, StartFailed, StartFailure, ToHost, encode,
+};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstat, statx, syncfs};
 use rustix::io::Errno;
 use rustix::process::{Gid, Resource, Rlimit, Uid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
-use super::child::{close_others, enter, exit, last_errno, reset_signals};
 use super::confinement::{self, bound_capabilities, drop_capabilities, set_ulimits};
 use super::connect;
 use super::environment::{DEFAULT_PATH, Environment};
 use super::files;
 use super::processes;
-use super::program::{self, describe, failed, shown};
-use super::spawn::Place;
+use super::program::{self, failed};
 use super::stdio::CommandEnds;
-use super::user::{self, Identity, Unknown};
 use super::watches::Watching;
+use crate::errno::{describe, last_errno};
 use crate::kernel::{Kernel, has_one_user};
 use crate::mount;
+use crate::quoted::shown;
+use crate::sandbox::child::{close_others, enter, exit, reset_signals};
+use crate::sandbox::user::{self, Identity, Unknown};
+use crate::sandbox::{Place, proc};
 
 /// The command that a new process must become.
 pub struct SpawnRequest<'a> {
@@ -47,6 +51,8 @@ pub struct SpawnRequest<'a> {
     pub report: OwnedFd,
     /// What it needs to watch files.
     pub watching: Option<Watching>,
+    /// Processes that the agent keeps in the sandbox, by their PIDs there.
+    pub kept: &'a [i32],
 }
 
 /// Limits of open files per process, as in systemd and Docker: the soft limit works with select(2),
@@ -89,12 +95,12 @@ fn become_command(
     };
     let proc = order
         .first
-        .then(mount::proc)
+        .then(proc::mount)
         .transpose()
         .map_err(mounting)?;
     enter(order.place).map_err(|errno| other("enter the sandbox", errno))?;
     if let Some(proc) = proc {
-        mount::attach_proc(&proc, kernel).map_err(mounting)?;
+        proc::attach_masked(&proc, kernel).map_err(mounting)?;
     }
     take_streams(order, watching.as_ref())
         .map_err(|errno| other("set up standard streams", errno))?;
@@ -115,30 +121,18 @@ fn become_command(
         report_started(order);
         exit(connect::copy(&stream));
     }
-    see_folders(order.place);
+    let _ = see_folders(order.place);
     let identity = find_user(&spec.user, &spec.confinement.groups)?;
     let is_operation = files::is_operation(spec);
     if !is_operation {
         enter_directory(&spec.cwd, spec.make_cwd)?;
     }
-    if matches!(order.place, Place::Namespace { .. }) {
-        set_limits(kernel).map_err(|errno| other("set resource limits", errno))?;
-        set_ulimits(&spec.confinement.ulimits)?;
-        bound_capabilities(&confinement).map_err(|errno| other("drop capabilities", errno))?;
-    }
-    let may_switch =
-        matches!(order.place, Place::Namespace { .. }) || rustix::process::geteuid().is_root();
-    if may_switch {
-        if has_one_user() && (identity.uid, identity.gid) != (0, 0) {
-            let message = "switch user: root is the only user here (subordinate IDs of the user outside \
-                           would give others)";
-            return Err(failed(StartFailure::Other, message.to_owned(), None));
-        }
-        switch_user(&identity).map_err(|errno| other("switch user", errno))?;
-    }
-    drop_capabilities(&confinement).map_err(|errno| other("drop capabilities", errno))?;
+    set_limits(order.place, &confinement)?;
+    become_user(order.place, &confinement, &identity)?;
     if is_operation {
-        let work = files::begin(spec, watching)?;
+        files::prepare();
+        let request = spec.argv.get(1).map(Vec::as_slice).unwrap_or_default();
+        let work = files::begin(request, watching)?;
         report_started(order);
         exit(files::finish(work));
     }
@@ -155,17 +149,16 @@ fn become_command(
         let message = format!("{what} has a NUL byte");
         move |_: NulError| failed(StartFailure::Other, message, None)
     };
-    let argv: Vec<CString> = spec
-        .argv
-        .iter()
-        .map(|argument| CString::new(argument.as_slice()))
+    let path = environment.get(b"PATH").unwrap_or_default();
+    let (name, file) = program::find_either(spec, path)?;
+    let argv: Vec<CString> = std::iter::once(name)
+        .chain(spec.argv.iter().skip(1).map(Vec::as_slice))
+        .map(CString::new)
         .collect::<Result<_, _>>()
         .map_err(nul("an argument"))?;
     let envp = environment
         .to_strings()
         .map_err(nul("an environment variable"))?;
-    let name = spec.argv.first().map(Vec::as_slice).unwrap_or_default();
-    let file = program::find(name, environment.get(b"PATH").unwrap_or_default())?;
     confinement::restrict(kernel, &confinement)
         .map_err(|errno| other("restrict system calls", errno))?;
     let errno = execute(&file, &argv, &envp);
@@ -173,19 +166,55 @@ fn become_command(
 }
 
 /// Has the servers of folders of the host outdate all that has changed there, so that the command sees
-/// what was changed before it was started.
-fn see_folders(place: &Place) {
-    if let Place::Namespace { folders, .. } = place {
-        for folder in folders {
-            // By its path in the sandbox, which may lead elsewhere by now, or nowhere.
-            let _ = statx(
-                CWD,
-                folder.as_str(),
-                AtFlags::STATX_FORCE_SYNC,
-                StatxFlags::BASIC_STATS,
-            );
+/// what was changed before it was started. Fails if the process may not do that.
+pub fn see_folders(place: &Place) -> rustix::io::Result<()> {
+    let Place::Namespace { folders, .. } = place else {
+        return Ok(());
+    };
+    for folder in folders {
+        // By its path in the sandbox, which may lead elsewhere by now, or nowhere.
+        let seen = statx(
+            CWD,
+            folder.as_str(),
+            AtFlags::STATX_FORCE_SYNC,
+            StatxFlags::BASIC_STATS,
+        );
+        if let Err(errno @ (Errno::ACCESS | Errno::PERM)) = seen {
+            return Err(errno);
         }
     }
+    Ok(())
+}
+
+/// Takes on the limits of a command, before [`become_user`].
+pub fn set_limits(place: &Place, confinement: &Confinement) -> Result<(), StartFailed> {
+    if matches!(place, Place::Namespace { .. }) {
+        set_usual_limits(place.kernel()).map_err(|errno| other("set resource limits", errno))?;
+        set_ulimits(&confinement.ulimits)?;
+    }
+    Ok(())
+}
+
+/// Drops the capabilities that a command has not, and switches to its user.
+pub fn become_user(
+    place: &Place,
+    confinement: &Confinement,
+    identity: &Identity,
+) -> Result<(), StartFailed> {
+    if matches!(place, Place::Namespace { .. }) {
+        bound_capabilities(confinement).map_err(|errno| other("drop capabilities", errno))?;
+    }
+    let may_switch =
+        matches!(place, Place::Namespace { .. }) || rustix::process::geteuid().is_root();
+    if may_switch {
+        if has_one_user() && (identity.uid, identity.gid) != (0, 0) {
+            let message = "switch user: root is the only user here (subordinate IDs of the user outside \
+                           would give others)";
+            return Err(failed(StartFailure::Other, message.to_owned(), None));
+        }
+        switch_user(identity).map_err(|errno| other("switch user", errno))?;
+    }
+    drop_capabilities(confinement).map_err(|errno| other("drop capabilities", errno))
 }
 
 /// Returns whether the command is the agent's own, and no program.
@@ -215,7 +244,8 @@ fn flush(order: &SpawnRequest<'_>) -> ! {
 /// Writes the list of processes, and exits.
 fn list_processes(order: &SpawnRequest<'_>, own: i32) -> ! {
     report_started(order);
-    match processes::write(own, &mut io::stdout()) {
+    let hidden = [&[own], order.kept].concat();
+    match processes::write(&hidden, &mut io::stdout()) {
         Ok(()) => exit(0),
         Err(_) => exit(1),
     }
@@ -227,7 +257,8 @@ fn report_started(order: &SpawnRequest<'_>) {
     unsafe { rustix::io::close(order.report.as_raw_fd()) };
 }
 
-fn other(what: &str, errno: Errno) -> StartFailed {
+/// Creates the failure of a step, with the kernel's error.
+pub fn other(what: &str, errno: Errno) -> StartFailed {
     let message = format!("{what}: {}", describe(errno));
     failed(StartFailure::Other, message, Some(errno))
 }
@@ -246,7 +277,8 @@ fn take_streams(order: &SpawnRequest<'_>, watching: Option<&Watching>) -> rustix
     )
 }
 
-fn find_user(spec: &str, groups: &[String]) -> Result<Identity, StartFailed> {
+/// Resolves a user in the sandbox's files.
+pub fn find_user(spec: &str, groups: &[String]) -> Result<Identity, StartFailed> {
     let read = |path: &str| {
         read_accounts(path).map_err(|error| {
             let errno = Errno::from_io_error(&error);
@@ -331,7 +363,7 @@ fn clean(path: &Path) -> PathBuf {
     cleaned
 }
 
-fn set_limits(kernel: Kernel) -> rustix::io::Result<()> {
+fn set_usual_limits(kernel: Kernel) -> rustix::io::Result<()> {
     if kernel == Kernel::Hosts {
         // Hard limits can only be lowered there.
         let most = rustix::process::getrlimit(Resource::Nofile).maximum;

@@ -120,10 +120,10 @@ impl Watches {
         processes.chain(inotify.map(|inotify| (inotify.as_fd(), PollFlags::IN)))
     }
 
-    /// Hears what processes say, and passes on what has happened.
+    /// Receives what processes send, and passes on what has happened.
     pub fn turn(&mut self) {
         for process in &mut self.processes {
-            process.hear(&mut self.left);
+            process.receive(&mut self.left);
         }
         // An answer comes after all that happened before the question. What comes while this is read may wait.
         let inotify = self.inotify.as_ref();
@@ -196,8 +196,8 @@ impl Watches {
 }
 
 impl Process {
-    /// Hears what the process says, and notes watches that it does not need any more.
-    fn hear(&mut self, left: &mut BTreeSet<i32>) {
+    /// Receives what the process sends, and notes watches that it does not need any more.
+    fn receive(&mut self, left: &mut BTreeSet<i32>) {
         let mut message = [0; 5];
         loop {
             let read = recv(&self.socket, &mut message[..], RecvFlags::DONTWAIT);
@@ -282,8 +282,8 @@ impl Watching {
         self.ask(ADDING)?;
         let added = add_watch(&self.inotify, name, flags);
         match added {
-            Ok(watch) => self.say(ADDED, watch)?,
-            Err(_) => self.say(NOT_ADDED, 0)?,
+            Ok(watch) => self.send(ADDED, watch)?,
+            Err(_) => self.send(NOT_ADDED, 0)?,
         }
         added
     }
@@ -291,7 +291,7 @@ impl Watching {
     /// Ends a watch.
     pub fn remove(&mut self, watch: i32) {
         // An agent that is gone has no watches.
-        let _ = self.say(REMOVED, watch);
+        let _ = self.send(REMOVED, watch);
     }
 
     /// Has all events that came before this call be among the next ones.
@@ -330,19 +330,19 @@ impl Watching {
         }
     }
 
-    /// Says something, and waits for the answer.
+    /// Sends a message, and waits for the answer.
     fn ask(&mut self, what: u8) -> Result<(), Errno> {
-        self.say(what, 0)?;
+        self.send(what, 0)?;
         while let Some(event) = self.receive(RecvFlags::empty())? {
             self.early.push_back(event);
         }
         Ok(())
     }
 
-    fn say(&self, what: u8, watch: i32) -> Result<(), Errno> {
+    fn send(&self, what: u8, watch: i32) -> Result<(), Errno> {
         let message = [&[what][..], &watch.to_le_bytes()].concat();
-        let said = || send(&self.socket, &message, SendFlags::NOSIGNAL);
-        rustix::io::retry_on_intr(said).map(drop)
+        let sent = || send(&self.socket, &message, SendFlags::NOSIGNAL);
+        rustix::io::retry_on_intr(sent).map(drop)
     }
 
     /// Receives an event; None for an answer.

@@ -2,6 +2,7 @@
 
 mod files;
 mod host;
+mod kept;
 mod machine;
 mod machines;
 mod roots;

@@ -306,3 +306,20 @@ fn programs_that_a_user_may_not_execute_are_skipped_in_path() {
     spec.user = "1234".to_owned();
     assert_eq!(host.run(spec).text(), "/\n");
 }
+
+#[test]
+fn another_program_takes_the_place_of_one_that_is_not_found() {
+    let mut host = Host::new();
+    let or = |argv: &[&str], fallback: &str| Exec {
+        fallback: fallback.into(),
+        ..command(argv)
+    };
+    let own_name = &["no-such-program", "-c", "echo $0 $1", "name", "word"];
+    assert_eq!(host.run(or(own_name, "sh")).text(), "name word\n");
+    assert_eq!(host.run(or(&["echo", "it"], "sh")).text(), "it\n");
+    // The failure is that of the program that was asked for.
+    let none = host.run(or(&["no-such-program"], "nor-this-one"));
+    assert!(none.failure().message.starts_with("no-such-program:"));
+    let refused = host.run(or(&["/etc/passwd"], "sh"));
+    assert_eq!(refused.failure().reason, StartFailure::NotExecutable);
+}

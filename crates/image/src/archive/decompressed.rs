@@ -2,7 +2,7 @@
 
 use std::io::{self, BufReader, Read};
 
-use crate::convert::decompress::{Compression, MAGIC_LENGTH, Unsupported};
+use crate::convert::decompress::{Compression, MAGIC_LENGTH};
 
 const BUFFER: usize = 256 << 10;
 
@@ -21,7 +21,7 @@ pub fn decompressed<'a>(mut from: impl Read + 'a) -> io::Result<Box<dyn Read + '
         Ok(Compression::None) => Ok(Box::new(whole)),
         Ok(Compression::Gzip) => Ok(Box::new(flate2::bufread::MultiGzDecoder::new(whole))),
         Ok(Compression::Zstd) => Ok(Box::new(zstd::stream::read::Decoder::with_buffer(whole)?)),
-        Err(Unsupported(name)) => {
+        Err(name) => {
             let what = format!("it is compressed with {name}: decompress it first");
             Err(io::Error::new(io::ErrorKind::Unsupported, what))
         }

@@ -2,9 +2,10 @@
 //! and one uncompressed archive for every layer. Up to version 24 there is no more, and the
 //! archives of layers that occur twice are symbolic links.
 
-use std::io::{self, Read};
+use std::io::Read;
 
-use oci_spec::image::ImageConfiguration;
+use micabox_ground::piece;
+use micabox_oci::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 
 use super::{Archive, ArchivedImage, ArchivedLayer, Found, Problem};
@@ -209,13 +210,8 @@ fn blob(archive: &Archive, name: &str, diff_id: Digest) -> Result<Descriptor, Pr
     let mut hasher = Hasher::new();
     hasher.update(&head);
     let mut buffer = vec![0; 256 << 10];
-    loop {
-        match contents.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(count) => hasher.update(buffer.get(..count).unwrap_or_default()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(read(error)),
-        }
+    while let Some(bytes) = piece(&mut contents, &mut buffer).map_err(read)? {
+        hasher.update(bytes);
     }
     Ok(descriptor(media_type, hasher.finish(), member.size))
 }

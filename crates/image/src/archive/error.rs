@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::Digest;
+use crate::convert::decompress::ForeignCompression;
+use crate::limits::Limit;
 use crate::manifest::ManifestError;
 
 /// Why images can't be loaded from a file.
@@ -37,7 +39,7 @@ pub enum Problem {
     Copy(#[source] io::Error),
     /// It is compressed with an unsupported algorithm.
     #[error("it is compressed with {0}: decompress it first, as in `{0} -dc FILE | mica load`")]
-    Compression(&'static str),
+    Compression(ForeignCompression),
     /// Its zstd frames require too much memory.
     #[error(
         "its zstd data exceeds the limit `zstd-window` of {limit}, which can be raised in the \
@@ -51,7 +53,7 @@ pub enum Problem {
     #[error("decompressed it is larger than limits.{setting} = {limit} allows")]
     Bomb {
         /// The setting.
-        setting: &'static str,
+        setting: Limit,
         /// Its value.
         limit: u64,
     },

@@ -6,11 +6,12 @@ use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use micabox_ground::piece;
+
 use super::Problem;
 use crate::Limits;
-use crate::convert::decompress::{
-    Compression, MAGIC_LENGTH, Unsupported, is_window_too_large, window_log,
-};
+use crate::convert::decompress::{Compression, MAGIC_LENGTH, is_window_too_large, window_log};
+use crate::limits::Limit;
 
 const BUFFER: usize = 256 << 10;
 
@@ -30,8 +31,7 @@ pub(super) fn seekable(
         let mut start = (&mut file).take(MAGIC_LENGTH as u64);
         start.read_to_end(&mut head).map_err(Problem::Open)?;
     }
-    let compression =
-        Compression::detect(&head).map_err(|Unsupported(name)| Problem::Compression(name))?;
+    let compression = Compression::detect(&head).map_err(Problem::Compression)?;
     if is_regular && compression == Compression::None {
         return Ok(file);
     }
@@ -89,27 +89,23 @@ fn bounded_copy<R: Read>(
 ) -> Result<(), Problem> {
     let mut buffer = vec![0; BUFFER];
     let mut written = 0u64;
-    loop {
-        let count = match from.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(source) => {
-                let name = "the compressed archive".to_owned();
-                return Err(Problem::Read { name, source });
-            }
-        };
-        written += count as u64;
+    let failed = |source| {
+        let name = "the compressed archive".to_owned();
+        Problem::Read { name, source }
+    };
+    while let Some(bytes) = piece(from, &mut buffer).map_err(failed)? {
+        written += bytes.len() as u64;
         let bomb = |setting, limit| Err(Problem::Bomb { setting, limit });
         if written > limits.layer_size {
-            return bomb("layer-size", limits.layer_size);
+            return bomb(Limit::LayerSize, limits.layer_size);
         }
         let ratio = limits.compression_ratio;
         if written > limits.compression_ratio_from && written / ratio.max(1) > read(from) {
-            return bomb("compression-ratio", ratio);
+            return bomb(Limit::CompressionRatio, ratio);
         }
-        to.write_all(&buffer[..count]).map_err(Problem::Copy)?;
+        to.write_all(bytes).map_err(Problem::Copy)?;
     }
+    Ok(())
 }
 
 struct Counter<R> {

@@ -4,7 +4,10 @@
 //! Apart from the decoders' windows, nothing here reads or allocates: the caller owns the buffers
 //! for input and output.
 
+use std::fmt;
+
 use flate2::{Decompress, FlushDecompress, Status};
+use serde::{Deserialize, Serialize};
 use zstd::stream::raw::{Decoder as ZstdDecoder, InBuffer, Operation, OutBuffer};
 use zstd::zstd_safe::DParameter;
 
@@ -17,8 +20,20 @@ pub(crate) enum Compression {
 }
 
 /// A compression that layers may not have, though other archives do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Unsupported(pub &'static str);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)] // names of formats
+pub enum ForeignCompression {
+    Xz,
+    Bzip2,
+    Lz4,
+}
+
+impl fmt::Display for ForeignCompression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
 
 /// How many of a blob's first bytes [`Compression::detect`] needs.
 pub(crate) const MAGIC_LENGTH: usize = 6;
@@ -26,15 +41,15 @@ pub(crate) const MAGIC_LENGTH: usize = 6;
 impl Compression {
     /// Detects the compression from `head`, the blob's first [`MAGIC_LENGTH`] bytes or all of a
     /// shorter one.
-    pub(crate) fn detect(head: &[u8]) -> Result<Self, Unsupported> {
+    pub(crate) fn detect(head: &[u8]) -> Result<Self, ForeignCompression> {
         match head {
             [0x1f, 0x8b, ..] => Ok(Self::Gzip),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Ok(Self::Zstd),
             // A skippable frame in front, as in RFC 8878, 3.1.2.
             [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Ok(Self::Zstd),
-            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Err(Unsupported("xz")),
-            [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, ..] => Err(Unsupported("bzip2")),
-            [0x04, 0x22, 0x4d, 0x18, ..] => Err(Unsupported("lz4")),
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Err(ForeignCompression::Xz),
+            [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, ..] => Err(ForeignCompression::Bzip2),
+            [0x04, 0x22, 0x4d, 0x18, ..] => Err(ForeignCompression::Lz4),
             _ => Ok(Self::None),
         }
     }
@@ -378,6 +393,9 @@ mod tests {
             Compression::detect(b"\x5e\x2a\x4d\x18\0"),
             Ok(Compression::Zstd)
         );
-        assert_eq!(Compression::detect(b"\xfd7zXZ\0"), Err(Unsupported("xz")));
+        assert_eq!(
+            Compression::detect(b"\xfd7zXZ\0"),
+            Err(ForeignCompression::Xz)
+        );
     }
 }

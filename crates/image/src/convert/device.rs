@@ -16,13 +16,14 @@ use micabox_erofs::{
 };
 use micabox_tar::printable;
 
-use super::Converted;
+use super::converted::Converted;
 use super::error::Reason;
 use super::memory::{Exceeded, Memory};
 use super::native::{CHECK_MEMORY, exceeded, of_entry};
-use super::pipeline::BUFFER;
+use super::source::BUFFER;
 use super::tree::data_memory;
 use super::xattr;
+use crate::limits::Limit;
 use crate::store::{Checksum, ChecksummedFile};
 use crate::{ENTRY_MEMORY, Limits};
 
@@ -106,7 +107,7 @@ fn fill(bytes: &mut dyn BufRead, buffer: &mut [u8]) -> Result<usize, Reason> {
 fn length_of(head: &[u8], limits: &Limits) -> Result<u64, Reason> {
     let length = micabox_erofs::reader::length_of(head).map_err(|error| unusable(&error))?;
     if length > limits.layer_size {
-        return exceeded("layer-size", limits.layer_size, None);
+        return exceeded(Limit::LayerSize, limits.layer_size, None);
     }
     Ok(length)
 }
@@ -147,7 +148,7 @@ pub(super) fn check(
     let image = Cached::new(written.file).map_err(Reason::Write)?;
     let inodes = Reader::open(&image).map_err(unusable)?.inode_count();
     if inodes > limits.entries {
-        return exceeded("entries", limits.entries, None);
+        return exceeded(Limit::Entries, limits.entries, None);
     }
     let mut memory = Memory::new(limits, Some(blob_size));
     memory
@@ -172,7 +173,7 @@ pub(super) fn check(
     let walked = reader.walk(|path, inode| {
         entries += 1;
         let checked = if entries > limits.entries {
-            exceeded("entries", limits.entries, Some(path))
+            exceeded(Limit::Entries, limits.entries, Some(path))
         } else {
             check_entry(&reader, path, inode, &mut linked, &mut memory, limits)
         };
@@ -207,7 +208,7 @@ fn check_entry(
     limits: &Limits,
 ) -> Result<(), Reason> {
     if path.len() as u64 > limits.path_length {
-        return exceeded("path-length", limits.path_length, Some(path));
+        return exceeded(Limit::PathLength, limits.path_length, Some(path));
     }
     let name = path.rsplit(|byte| *byte == b'/').next();
     if name.is_some_and(|name| name.starts_with(b".wh.")) {

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use super::decompress::ForeignCompression;
+use crate::limits::Limit;
 use crate::store;
 use micabox_oci::Digest;
 
@@ -123,7 +125,7 @@ pub enum Reason {
 
     /// Compressed with an algorithm that OCI has no media type for.
     #[error("it is compressed with {0}; layers are plain tar, gzip or zstd")]
-    Compression(&'static str),
+    Compression(ForeignCompression),
 
     /// The blob is the declared one, but its compressed data is invalid.
     #[error("{0}")]
@@ -155,8 +157,8 @@ pub enum Reason {
         .entry.as_ref().map(|entry| format!("entry `{entry}` ")).unwrap_or_default()
     )]
     Limit {
-        /// Name of the setting.
-        setting: &'static str,
+        /// The setting.
+        setting: Limit,
         /// Its value.
         limit: u64,
         /// The entry that exceeded the limit, if one did.

@@ -4,9 +4,11 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 
 use super::error::Reason;
+use super::expect::Expect;
+use super::image::make;
 use super::media_type::LayerKind;
 use super::source::Expected;
-use super::{Expect, device, make, pipeline};
+use super::{device, pipeline};
 use crate::Limits;
 use crate::store::ChecksummedFile;
 use micabox_oci::Digest;

@@ -14,12 +14,16 @@ use std::time::SystemTime;
 use micabox_jail::{Call, CallError, Fed, Feed, Kind, Worker};
 use serde::{Deserialize, Serialize};
 
+use super::converted::Converted;
+use super::decompress::ForeignCompression;
 use super::error::Reason;
+use super::expect::Expect;
+use super::image::make;
 use super::media_type::LayerKind;
 use super::pipeline;
 use super::source::Expected;
-use super::{Converted, Expect, make};
 use crate::Limits;
+use crate::limits::Limit;
 use crate::store::ChecksummedFile;
 use micabox_oci::Digest;
 
@@ -212,7 +216,7 @@ pub(super) enum Refusal {
     #[error("{actual}")]
     DiffId { expected: Digest, actual: Digest },
     #[error("{0}")]
-    Compression(String),
+    Compression(ForeignCompression),
     #[error("{0}")]
     Compressed(String),
     #[error("{problem}")]
@@ -225,7 +229,7 @@ pub(super) enum Refusal {
     Entry { entry: String, problem: String },
     #[error("{setting}")]
     Limit {
-        setting: String,
+        setting: Limit,
         limit: u64,
         entry: Option<String>,
     },
@@ -243,7 +247,7 @@ impl From<Reason> for Refusal {
             Reason::Source(error) => Self::Source(error.raw_os_error(), error.to_string()),
             Reason::Write(error) => Self::Write(error.raw_os_error(), error.to_string()),
             Reason::DiffId { expected, actual } => Self::DiffId { expected, actual },
-            Reason::Compression(name) => Self::Compression(name.to_owned()),
+            Reason::Compression(name) => Self::Compression(name),
             Reason::Compressed(problem) => Self::Compressed(problem),
             Reason::Archive {
                 offset,
@@ -260,7 +264,7 @@ impl From<Reason> for Refusal {
                 limit,
                 entry,
             } => Self::Limit {
-                setting: setting.to_owned(),
+                setting,
                 limit,
                 entry,
             },
@@ -282,7 +286,7 @@ pub(super) fn reason(error: CallError<Refusal>) -> Reason {
         Refusal::Source(code, text) => Reason::Source(io_error(code, &text)),
         Refusal::Write(code, text) => Reason::Write(io_error(code, &text)),
         Refusal::DiffId { expected, actual } => Reason::DiffId { expected, actual },
-        Refusal::Compression(name) => Reason::Compression(known(&name, &COMPRESSIONS)),
+        Refusal::Compression(name) => Reason::Compression(name),
         Refusal::Compressed(problem) => Reason::Compressed(bounded(&problem)),
         Refusal::Archive {
             offset,
@@ -302,7 +306,7 @@ pub(super) fn reason(error: CallError<Refusal>) -> Reason {
             limit,
             entry: name,
         } => Reason::Limit {
-            setting: known(&setting, &SETTINGS),
+            setting,
             limit,
             entry: entry(name),
         },
@@ -310,31 +314,6 @@ pub(super) fn reason(error: CallError<Refusal>) -> Reason {
         Refusal::Erofs(problem) => Reason::Erofs(bounded(&problem)),
         Refusal::Other(problem) => Reason::Worker(bounded(&problem)),
     }
-}
-
-const COMPRESSIONS: [&str; 3] = ["xz", "bzip2", "lz4"];
-const SETTINGS: [&str; 12] = [
-    "layer-size",
-    "entries",
-    "metadata-ratio",
-    "metadata-size",
-    "path-length",
-    "path-depth",
-    "header-size",
-    "xattr-size",
-    "sparse-segments",
-    "compression-ratio",
-    "compression-ratio-from",
-    "zstd-window",
-];
-
-/// Replaces the worker's string by an equal one of ours, or by `unknown`.
-fn known(word: &str, words: &[&'static str]) -> &'static str {
-    words
-        .iter()
-        .find(|known| **known == word)
-        .copied()
-        .unwrap_or("unknown")
 }
 
 fn io_error(code: Option<i32>, text: &str) -> io::Error {

@@ -11,11 +11,13 @@ use micabox_jail::{Call, Kind, Worker};
 use micabox_tar::printable;
 use serde::{Deserialize, Serialize};
 
+use super::converted::Converted;
 use super::error::Reason;
 use super::jail::{Patience, Refusal, jail_limits, reason};
 use super::native::exceeded;
-use super::{Converted, Place, device};
+use super::{Place, device};
 use crate::identity;
+use crate::limits::Limit;
 use crate::manifest::Parts;
 use crate::store::Checksum;
 use crate::{Digest, Limits};
@@ -57,10 +59,10 @@ impl Task {
     fn check(self, blob: &File, image: File) -> Result<Converted, Reason> {
         let most = self.limits.metadata_size;
         if self.length - self.metadata.min(self.length) > most {
-            return exceeded("metadata-size", most, None);
+            return exceeded(Limit::MetadataSize, most, None);
         }
         if self.length > self.limits.layer_size {
-            return exceeded("layer-size", self.limits.layer_size, None);
+            return exceeded(Limit::LayerSize, self.limits.layer_size, None);
         }
         let index = Index::parse(&self.index, self.end)
             .map_err(|error| Reason::ForeignErofs(error.to_string()))?;

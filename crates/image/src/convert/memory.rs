@@ -4,6 +4,7 @@
 //! built for use takes more than some twenty times its blob.
 
 use crate::Limits;
+use crate::limits::Limit;
 
 /// Memory of one layer, as [`Limits::metadata_size`] counts it.
 pub(super) struct Memory {
@@ -16,7 +17,7 @@ pub(super) struct Memory {
 /// The limit that a layer exceeds.
 #[derive(Debug)]
 pub(super) struct Exceeded {
-    pub setting: &'static str,
+    pub setting: Limit,
     pub limit: u64,
 }
 
@@ -40,7 +41,7 @@ impl Memory {
         let limits = &self.limits;
         if bytes > limits.metadata_size {
             return Err(Exceeded {
-                setting: "metadata-size",
+                setting: Limit::MetadataSize,
                 limit: limits.metadata_size,
             });
         }
@@ -48,7 +49,7 @@ impl Memory {
         let is_small = |blob| bytes / ratio.max(1) > blob;
         if bytes > limits.metadata_ratio_from && self.blob.is_some_and(is_small) {
             return Err(Exceeded {
-                setting: "metadata-ratio",
+                setting: Limit::MetadataRatio,
                 limit: ratio,
             });
         }
@@ -79,7 +80,10 @@ mod tests {
         assert_eq!(most(None), Some(1000));
         let mut memory = Memory::new(&limits, Some(1));
         memory.take(60).unwrap();
-        assert_eq!(memory.take(60).unwrap_err().setting, "metadata-ratio");
-        assert_eq!(memory.take(u64::MAX).unwrap_err().setting, "metadata-size");
+        assert_eq!(memory.take(60).unwrap_err().setting, Limit::MetadataRatio);
+        assert_eq!(
+            memory.take(u64::MAX).unwrap_err().setting,
+            Limit::MetadataSize
+        );
     }
 }

@@ -22,6 +22,7 @@ use super::memory::{Exceeded, Memory};
 use super::pipeline::check_size;
 use super::tree::{Finished, SYMLINK_MODE, data_memory, erofs_reason};
 use super::xattr;
+use crate::limits::Limit;
 use crate::store::ChecksummedFile;
 use crate::{ENTRY_MEMORY, Limits};
 
@@ -59,7 +60,7 @@ pub(super) fn copy(
     // The check limits an image to this number.
     let inodes = Reader::open(&image).map_err(unusable)?.inode_count();
     if inodes > limits.entries {
-        return exceeded("entries", limits.entries, None);
+        return exceeded(Limit::Entries, limits.entries, None);
     }
     let memory = Memory::new(limits, Some(blob_size));
     memory
@@ -135,10 +136,10 @@ impl Copy<'_> {
     fn add(&mut self, path: &[u8], inode: &Inode) -> Result<(), Reason> {
         self.count += 1;
         if self.count > self.limits.entries {
-            return exceeded("entries", self.limits.entries, Some(path));
+            return exceeded(Limit::Entries, self.limits.entries, Some(path));
         }
         if path.len() as u64 > self.limits.path_length {
-            return exceeded("path-length", self.limits.path_length, Some(path));
+            return exceeded(Limit::PathLength, self.limits.path_length, Some(path));
         }
         self.charge(path, ENTRY_MEMORY + path.len() as u64)?;
         let root = self.writer.tree().root();
@@ -221,7 +222,7 @@ impl Copy<'_> {
             .collect();
         if data.len() as u64 > self.limits.sparse_segments {
             let most = self.limits.sparse_segments;
-            return exceeded("sparse-segments", most, Some(path));
+            return exceeded(Limit::SparseSegments, most, Some(path));
         }
         let segments: Vec<_> = data
             .iter()
@@ -315,11 +316,7 @@ pub(super) fn of_entry(path: &[u8], error: &ErofsError) -> Reason {
     }
 }
 
-pub(super) fn exceeded<T>(
-    setting: &'static str,
-    limit: u64,
-    path: Option<&[u8]>,
-) -> Result<T, Reason> {
+pub(super) fn exceeded<T>(setting: Limit, limit: u64, path: Option<&[u8]>) -> Result<T, Reason> {
     Err(Reason::Limit {
         setting,
         limit,

@@ -15,12 +15,11 @@ use micabox_jail::{Feed, NoRoom};
 
 use super::decompress::{Compression, Decoder, Gzip, MAGIC_LENGTH, Zstd};
 use super::error::Reason;
-use super::source::{Blob, Expected, Source, Tally};
+use super::source::{BUFFER, Blob, Expected, Source, Tally};
 use crate::Limits;
+use crate::limits::Limit;
 use micabox_oci::{Digest, Hasher};
 
-/// Large enough that passing a buffer on costs nothing, small enough for the cache.
-pub(super) const BUFFER: usize = 512 << 10;
 /// Two for each thread: one in use, one waiting.
 const BUFFERS: usize = 6;
 
@@ -43,8 +42,7 @@ pub(super) fn run<S: BufRead + Send, T>(
     let mut head = Vec::new();
     let mut first = source.by_ref().take(MAGIC_LENGTH as u64);
     first.read_to_end(&mut head).map_err(Reason::Source)?;
-    let compression =
-        Compression::detect(&head).map_err(|unsupported| Reason::Compression(unsupported.0))?;
+    let compression = Compression::detect(&head).map_err(Reason::Compression)?;
     let source = Source::new((&head[..]).chain(source), expected);
     if compression == Compression::None && expected.hashed_by_caller {
         return run_plain(source, limits, consume);
@@ -338,12 +336,12 @@ pub(super) fn check_size(
         })
     };
     if uncompressed > limits.layer_size {
-        return exceeded("layer-size", limits.layer_size);
+        return exceeded(Limit::LayerSize, limits.layer_size);
     }
     if uncompressed > limits.compression_ratio_from
         && uncompressed / limits.compression_ratio.max(1) > compressed
     {
-        return exceeded("compression-ratio", limits.compression_ratio);
+        return exceeded(Limit::CompressionRatio, limits.compression_ratio);
     }
     Ok(())
 }

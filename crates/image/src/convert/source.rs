@@ -2,11 +2,15 @@
 
 use std::io::{self, BufRead, Read};
 
+use super::decompress;
 use super::error::Reason;
-use super::pipeline::BUFFER;
-use super::{Expect, decompress};
+use super::expect::Expect;
 use crate::Limits;
+use crate::limits::Limit;
 use micabox_oci::{Digest, Hasher};
+
+/// Bytes of a buffer: large enough that passing it on costs nothing, small enough for the cache.
+pub(super) const BUFFER: usize = 512 << 10;
 
 /// The expected blob, and which checks are done here.
 #[derive(Debug, Clone, Copy)]
@@ -183,7 +187,7 @@ impl<'a, S: BufRead> Source<'a, S> {
         match self.tally.finish().digest {
             Some(actual) if expected.is_other(actual) => Reason::BlobDigest { actual },
             _ if matches!(error, decompress::Error::ZstdWindow) => Reason::Limit {
-                setting: "zstd-window",
+                setting: Limit::ZstdWindow,
                 limit: limits.zstd_window,
                 entry: None,
             },

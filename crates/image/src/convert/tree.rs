@@ -20,6 +20,7 @@ use super::error::Reason;
 use super::memory::{Exceeded, Memory};
 use super::path::{self, components};
 use super::xattr;
+use crate::limits::Limit;
 use crate::{ENTRY_MEMORY, Limits};
 
 /// Most symbolic links in an entry's path, as in Linux.
@@ -375,17 +376,17 @@ impl<W: Write + Seek> LayerTree<W> {
             entry: Some(entry.clone()),
         };
         match problem {
-            Problem::TooMany => limit("entries", self.limits.entries),
+            Problem::TooMany => limit(Limit::Entries, self.limits.entries),
             Problem::Memory(Exceeded {
                 setting,
                 limit: most,
             }) => limit(setting, most),
             Problem::Path(path::Problem::TooDeep)
             | Problem::LinkTarget(_, path::Problem::TooDeep) => {
-                limit("path-depth", self.limits.path_depth)
+                limit(Limit::PathDepth, self.limits.path_depth)
             }
             Problem::Xattr(xattr::Problem::Archive(XattrError::TooLarge)) => {
-                limit("xattr-size", self.limits.xattr_size)
+                limit(Limit::XattrSize, self.limits.xattr_size)
             }
             Problem::Erofs(error @ (ErofsError::Output(_) | ErofsError::ImageTooLarge)) => {
                 erofs_reason(error)

@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 
 use micabox_chunk::{Cuts, LARGEST, Writer};
 use micabox_erofs::{BLOCK_SIZE, ReadAt};
-use micabox_oci::Hasher;
+use micabox_ground::hex;
 use micabox_verity::Tree;
 
 use super::pack::{BUFFER, PackError, Packed, write_error};
 use crate::identity;
 use crate::manifest::erofs as names;
-use crate::store::{self, FileRecord, Image, Layer, LayerImage, Store};
+use crate::store::{self, Image, Layer, LayerImage, Store};
 use crate::{Descriptor, Digest};
 
 /// A packed EROFS image: a layer's, or the merged metadata of an image.
@@ -160,33 +160,6 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Returns the digest of an image's merged metadata at `path`, with its hash tree: what [`pack_fsmeta`] gives as
-/// uncompressed.
-pub(crate) fn fsmeta_digest(
-    path: &Path,
-    fsmeta: &FileRecord,
-    layers: &[Layer],
-) -> Result<Digest, store::Error> {
-    let image = File::open(path).map_err(|error| read_error(path, error))?;
-    let mut tree = Tree::new(identity::fsmeta_uuid(layers.iter().map(Layer::identity)));
-    let mut hasher = Hasher::new();
-    let mut buffer = vec![0; BUFFER];
-    let length = fsmeta.blocks * BLOCK_SIZE;
-    let mut at = 0;
-    while at < length {
-        let most = (length - at).min(BUFFER as u64) as usize;
-        let bytes = buffer.get_mut(..most).unwrap_or_default();
-        image
-            .read_exact_at(bytes, at)
-            .map_err(|error| read_error(path, error))?;
-        tree.update(bytes);
-        hasher.update(bytes);
-        at += most as u64;
-    }
-    hasher.update(&tree.finish().1);
-    Ok(hasher.finish())
-}
-
 /// Packs an image into an unnamed file.
 fn pack(
     store: &Store,
@@ -239,7 +212,7 @@ fn write<W: Write>(
     }
     let (out, written) = writer.finish().map_err(failed)?;
     let Range { start, end } = written.index;
-    let root: String = root.iter().map(|byte| format!("{byte:02x}")).collect();
+    let root = hex(root);
     let mut annotations = source.annotations;
     annotations.extend([
         (names::UNCOMPRESSED, written.uncompressed.to_string()),

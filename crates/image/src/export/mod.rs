@@ -11,7 +11,6 @@ mod manifest;
 mod pack;
 
 pub use conversion::{Conversion, ConversionError, convert_image, device_id, fsmeta_id, transfers};
-pub(crate) use erofs::fsmeta_digest;
 pub use erofs::{ErofsEntry, PackedErofs, pack_device, pack_fsmeta};
 pub use erofs_documents::{ErofsDocuments, INDEX_TYPE, erofs_documents, erofs_index};
 pub use manifest::MANIFEST_TYPE;

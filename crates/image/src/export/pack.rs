@@ -1,10 +1,11 @@
 //! Makes a layer's blob.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Seek, Write};
+use std::io::{self, BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use flate2::write::GzEncoder;
+use micabox_ground::piece;
 use zstd::stream::write::Encoder as ZstdEncoder;
 
 use super::Compression;
@@ -114,16 +115,14 @@ fn copy(
     let mut buffer = vec![0; BUFFER];
     let mut done = 0;
     loop {
-        let count = match archive.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+        let bytes = match piece(archive, &mut buffer) {
+            Ok(None) => return Ok(()),
+            Ok(Some(bytes)) => bytes,
             Err(error) => return Err(archive.explain(error).into()),
         };
-        let bytes = buffer.get(..count).unwrap_or_default();
         out.write_all(bytes)
             .map_err(|error| write_error(path, error))?;
-        done += count as u64;
+        done += bytes.len() as u64;
         if !watch(done) {
             return Err(PackError::Stopped);
         }

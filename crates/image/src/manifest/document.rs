@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::ManifestError;
-use crate::platform::Platform;
+use crate::Platform;
 use crate::printable;
 
 /// A document that a manifest URL or an `index.json` refers to.

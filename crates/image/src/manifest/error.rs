@@ -1,6 +1,6 @@
 //! Why a manifest, an index or a config can't be used.
 
-use crate::platform::Platform;
+use crate::Platform;
 use crate::{Digest, printable};
 
 /// Most platforms that an error lists.

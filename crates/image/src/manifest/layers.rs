@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use micabox_erofs::BLOCK_SIZE;
-use oci_spec::image::ImageConfiguration;
+use micabox_oci::ImageConfiguration;
 
 use super::erofs::{
     ARCHIVE, CHECKSUM, CHUNK_INDEX, DEVICE, FORMAT, INDEX_DIGEST, INDEX_RANGE, INDEX_TYPE,

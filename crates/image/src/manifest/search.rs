@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use oci_spec::image::ImageConfiguration;
+use micabox_oci::ImageConfiguration;
 
 use super::{Entry, Index, ManifestError, platform_of};
-use crate::platform::Platform;
+use crate::Platform;
 use crate::printable;
 
 /// Most indexes nested in each other.

@@ -1,6 +1,6 @@
 //! Publishes files so that they survive a crash: write, fsync, rename, fsync the directory.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -75,9 +75,7 @@ pub(crate) fn create_directories(directory: &Path) -> Result<()> {
 
 /// Makes additions, renames and removals in a directory durable.
 pub(crate) fn sync_directory(directory: &Path) -> Result<()> {
-    File::open(directory)
-        .and_then(|file| file.sync_all())
-        .context("sync", directory)
+    micabox_ground::publish::sync_directory(directory).context("sync", directory)
 }
 
 /// Removes a file durably; a missing file is not an error.

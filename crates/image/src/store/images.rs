@@ -2,79 +2,34 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use micabox_erofs::BLOCK_SIZE;
-use oci_spec::image::ImageConfiguration;
-use serde::{Deserialize, Serialize};
+use micabox_ground::locked::Mode;
+use micabox_oci::ImageConfiguration;
+use serde::Serialize;
 
-use super::checksum::Checksum;
 use super::durable;
 use super::error::{Context, Error, Result};
+use super::image::{Fixup, Image};
+use super::image_record::{
+    CONFIG, FIXUP, FSMETA, FileRecord, ImageRecord, LayerUse, MANIFEST, RECORD, VMDK,
+};
 use super::layers::{Layer, LayerRecord, padded_blocks};
 use super::layout;
-use super::lock::{Lock, Mode};
+use super::lock::Lock;
 use super::merged;
 use super::references::{Origin, check_digest};
 use super::scratch::Scratch;
 use super::vmdk::{self, Extent};
 use super::{ImageName, Store};
 use crate::Limits;
+use crate::Platform;
 use crate::Trim;
-use crate::export;
 use crate::identity;
 use crate::manifest::{self, Document, LayerSource};
-use crate::platform::Platform;
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
-
-pub(super) const MANIFEST: &str = "manifest.json";
-pub(super) const CONFIG: &str = "config.json";
-pub(super) const RECORD: &str = "image.json";
-pub(super) const FSMETA: &str = "fsmeta.erofs";
-pub(super) const FIXUP: &str = "fixup.erofs";
-pub(super) const VMDK: &str = "disk.vmdk";
-
-/// An image in the store, ready to boot.
-#[derive(Debug, Clone)]
-pub struct Image {
-    /// The store that has it.
-    pub store: Store,
-    /// The requested name, if it was a reference.
-    pub reference: Option<Reference>,
-    /// Digest of the manifest, which names the image.
-    pub manifest_digest: Digest,
-    /// Digest of the config: what Docker calls the image's ID.
-    pub config_digest: Digest,
-    /// The config.
-    pub config: ImageConfiguration,
-    /// The layers, bottom first.
-    pub layers: Vec<Layer>,
-    /// All layers' metadata merged into one image, whose files point into the layers.
-    pub fsmeta: PathBuf,
-    /// Length of `fsmeta` in blocks of 4 KiB, with its padding.
-    pub fsmeta_blocks: u64,
-    /// Index of the lowest visible layer of a stack: this layer's root directory is opaque, so it
-    /// hides the layers below, which overlayfs itself would not notice. Almost always 0.
-    pub first_layer: usize,
-    /// The fixup that belongs on top of the layers if they are stacked instead of merged.
-    pub fixup: Option<Fixup>,
-    /// VMDK descriptor of the disk `[fsmeta | layer | layer | …]`, which must be opened read-only.
-    pub vmdk: PathBuf,
-    /// What `fsmeta` lacks: empty, except in a [trimmed](Store::trimmed) image, which can't be stacked.
-    pub trim: Trim,
-}
-
-/// A small image for the top of a stack: it has the entries that depend on several layers, which
-/// no single layer can contain. Its device table is that of fsmeta: the files in it point into the
-/// layers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fixup {
-    /// The file.
-    pub path: PathBuf,
-    /// Its length in blocks of 4 KiB, with its padding.
-    pub blocks: u64,
-}
 
 /// An image in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -93,47 +48,6 @@ pub struct ImageSummary {
     pub layers: usize,
     /// Size of all layers' images in bytes, shared ones included.
     pub size: u64,
-}
-
-/// Metadata of an image: the JSON file in its directory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ImageRecord {
-    /// The [`identity::FORMAT`] of the image's files.
-    pub format: u32,
-    pub manifest: Digest,
-    pub config: Digest,
-    pub platform: String,
-    pub created: Option<String>,
-    /// Bottom first.
-    pub layers: Vec<LayerUse>,
-    pub fsmeta: FileRecord,
-    pub fixup: Option<FileRecord>,
-    pub first_layer: usize,
-}
-
-/// A layer at the time the image was made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct LayerUse {
-    pub diff_id: Digest,
-    /// Block numbers in fsmeta are valid only for a layer with these bytes.
-    pub checksum: Checksum,
-}
-
-/// The record of an image file that the store wrote.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FileRecord {
-    /// Length in blocks without padding.
-    pub blocks: u64,
-    pub checksum: Checksum,
-}
-
-impl From<&LayerRecord> for FileRecord {
-    fn from(record: &LayerRecord) -> Self {
-        Self {
-            blocks: record.blocks,
-            checksum: record.checksum,
-        }
-    }
 }
 
 impl Store {
@@ -365,11 +279,6 @@ impl Store {
         })
     }
 
-    /// Returns the record in an image's directory, whether or not the image is usable.
-    pub(crate) fn image_record(&self, manifest: &Digest) -> Result<Option<ImageRecord>> {
-        durable::read_json(&self.layout.image(manifest).join(RECORD))
-    }
-
     /// Returns the layers that an image was made of, or why it is unusable.
     pub(crate) fn usable_layers(&self, record: &ImageRecord) -> Result<Vec<Layer>, String> {
         if record.format != identity::FORMAT {
@@ -397,7 +306,7 @@ impl Store {
         durable::write(&scratch, CONFIG, documents.config)?;
         let merged = merged::make(self, &scratch, &documents.digest, layers)?;
         if let Some(expected) = documents.fsmeta {
-            let actual = export::fsmeta_digest(&scratch.path(FSMETA), &merged.fsmeta, layers)?;
+            let actual = merged::fsmeta_digest(&scratch.path(FSMETA), &merged.fsmeta, layers)?;
             if actual != expected {
                 return Err(Error::Invalid {
                     what: "the image's manifest",
@@ -436,15 +345,6 @@ struct Documents<'a> {
     created: Option<String>,
     /// Digest that the merged metadata has to have, if the manifest says.
     fsmeta: Option<Digest>,
-}
-
-impl From<&Layer> for LayerUse {
-    fn from(layer: &Layer) -> Self {
-        Self {
-            diff_id: layer.diff_id,
-            checksum: layer.record.checksum,
-        }
-    }
 }
 
 /// Renames a scratch directory to `to`, in place of an unusable one.

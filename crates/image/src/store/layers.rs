@@ -4,13 +4,14 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use micabox_erofs::BLOCK_SIZE;
+use micabox_ground::locked::Mode;
 use serde::{Deserialize, Serialize};
 
 use super::Store;
 use super::checksum::Checksum;
 use super::durable;
 use super::error::{Context, Error, Result};
-use super::lock::{Lock, Mode};
+use super::lock::Lock;
 use super::scratch::Scratch;
 use micabox_oci::{Descriptor, Digest};
 

@@ -1,19 +1,26 @@
 //! Makes an image's own files: the merged metadata of its layers, whole or trimmed, and the fixup for
 //! a stack.
 
+use std::fs::File;
+use std::path::Path;
+
 use micabox_erofs::merge::{self, Merge, Written};
-use micabox_erofs::{BLOCK_SIZE, Cached};
+use micabox_erofs::{BLOCK_SIZE, Cached, ReadAt};
+use micabox_verity::Tree;
 
 use super::Store;
 use super::checksum::ChecksummedFile;
 use super::error::{Context, Error, Result};
-use super::images::{FIXUP, FSMETA, FileRecord};
+use super::image_record::{FIXUP, FSMETA, FileRecord};
 use super::layers::{Layer, PADDING, pad_and_sync};
 use super::scratch::Scratch;
 use crate::Trim;
 use crate::hide::{Hidden, hide};
 use crate::identity;
-use micabox_oci::Digest;
+use micabox_oci::{Digest, Hasher};
+
+/// Bytes that are read at a time.
+const BUFFER: usize = 256 << 10;
 
 /// The files that were made.
 pub(super) struct Made {
@@ -107,4 +114,25 @@ fn write(
         blocks: written.blocks.into(),
         checksum,
     })
+}
+
+/// Returns the digest of an image's merged metadata at `path`, with its hash tree: what
+/// [`pack_fsmeta`](crate::export::pack_fsmeta) gives as uncompressed.
+pub(super) fn fsmeta_digest(path: &Path, fsmeta: &FileRecord, layers: &[Layer]) -> Result<Digest> {
+    let image = File::open(path).context("read", path)?;
+    let mut tree = Tree::new(identity::fsmeta_uuid(layers.iter().map(Layer::identity)));
+    let mut hasher = Hasher::new();
+    let mut buffer = vec![0; BUFFER];
+    let length = fsmeta.blocks * BLOCK_SIZE;
+    let mut at = 0;
+    while at < length {
+        let most = (length - at).min(BUFFER as u64) as usize;
+        let bytes = buffer.get_mut(..most).unwrap_or_default();
+        image.read_exact_at(bytes, at).context("read", path)?;
+        tree.update(bytes);
+        hasher.update(bytes);
+        at += most as u64;
+    }
+    hasher.update(&tree.finish().1);
+    Ok(hasher.finish())
 }

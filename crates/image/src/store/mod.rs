@@ -24,8 +24,12 @@
 mod checksum;
 mod durable;
 mod error;
+mod file_starts;
 mod fsck;
+mod image;
+mod image_record;
 mod images;
+mod last_use;
 mod layer_archive;
 mod layers;
 mod layout;
@@ -50,7 +54,8 @@ mod writeback;
 pub use checksum::Checksum;
 pub use error::{Error, Result};
 pub use fsck::{Finding, FsckOptions, FsckReport, Repair};
-pub use images::{Fixup, Image, ImageSummary};
+pub use image::{Fixup, Image};
+pub use images::ImageSummary;
 pub use layer_archive::LayerArchive;
 pub use layers::{Claim, Layer, LayerClaim, LayerRecord, PADDING, RecipeRecord};
 pub use lazy::{CompleteError, LazyClaim, LazyLayer, LazyRecord};
@@ -66,9 +71,8 @@ pub use usage::{ImageUsage, Usage};
 
 pub(crate) use checksum::ChecksummedFile;
 pub(crate) use error::Context;
-pub(crate) use images::FileRecord;
+pub(crate) use file_starts::file_starts;
 pub(crate) use layers::RECIPE;
-pub(crate) use pack::file_starts;
 
 pub(crate) use scratch::Scratch;
 
@@ -76,7 +80,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use layout::Layout;
-use lock::Mode;
+use micabox_ground::locked::Mode;
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 use scratch::Leftover;

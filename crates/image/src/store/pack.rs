@@ -1,15 +1,15 @@
 //! Packs layers.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use micabox_erofs::format::FileType;
-use micabox_erofs::{BLOCK_SIZE, Cached, ReadAt, Reader};
+use micabox_erofs::BLOCK_SIZE;
+use micabox_ground::locked::Mode;
 use micabox_pack::{Cut, Known, List, Packed, Packer};
 use rustix::fs::SeekFrom as Find;
 use serde::Serialize;
@@ -17,10 +17,11 @@ use serde::Serialize;
 use super::Store;
 use super::checksum::Checksum;
 use super::durable;
-use super::error::{Context, Error, Result};
-use super::images::RECORD;
+use super::error::{Context, Result};
+use super::file_starts::file_starts;
+use super::last_use::is_unused_for;
 use super::layers::Layer;
-use super::lock::{Lock, Mode};
+use super::lock::Lock;
 use super::packed::{LayerImage, is_damage, open_pack, transfers};
 use super::reachability::{Reachability, disk_usage};
 use super::scratch::Scratch;
@@ -342,27 +343,6 @@ fn used(reachability: &Reachability) -> BTreeSet<Digest> {
         .collect()
 }
 
-/// Returns whether nothing was started from the image in this directory for so long: [`note_use`].
-fn is_unused_for(directory: &Path, time: Duration) -> bool {
-    let used = fs::metadata(directory.join(RECORD)).and_then(|metadata| metadata.modified());
-    let since = used.map(|used| SystemTime::now().duration_since(used).unwrap_or_default());
-    since.is_ok_and(|since| since >= time)
-}
-
-/// Notes that the image in this directory is used: its record's time of modification. Once an hour is enough.
-pub(super) fn note_use(directory: &Path) {
-    const OFTEN: Duration = Duration::from_secs(3600);
-    let path = directory.join(RECORD);
-    if !is_unused_for(directory, OFTEN) {
-        return;
-    }
-    // A store that can't be written to is not packed either.
-    let _ = File::options()
-        .write(true)
-        .open(path)
-        .and_then(|file| file.set_modified(SystemTime::now()));
-}
-
 /// Writes a layer's chunks.
 fn write<'a>(
     layer: &Layer,
@@ -452,29 +432,4 @@ fn extents(file: &File, length: u64) -> io::Result<Vec<(Range<u64>, bool)>> {
         }
     }
     Ok(extents)
-}
-
-/// Returns where files' contents begin in an image of `length` bytes at `path`, in ascending order.
-pub(crate) fn file_starts(image: impl ReadAt, length: u64, path: &Path) -> Result<Vec<u64>> {
-    let damaged = |error: micabox_erofs::Error| Error::Damaged {
-        path: path.to_owned(),
-        problem: error.to_string(),
-    };
-    let image = Cached::new(image).context("read", path)?;
-    let reader = Reader::open(image).map_err(damaged)?;
-    let mut starts = Vec::new();
-    reader
-        .walk(|_, inode| {
-            if inode.kind == FileType::Regular {
-                let extents = reader.extents(inode)?;
-                // Those of fsmeta are in other images.
-                let own = extents.iter().filter_map(|extent| extent.address);
-                starts.extend(own.filter(|address| *address < length));
-            }
-            Ok(())
-        })
-        .map_err(damaged)?;
-    starts.sort_unstable();
-    starts.dedup();
-    Ok(starts)
 }

@@ -10,16 +10,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use micabox_erofs::{BLOCK_SIZE, ReadAt};
+use micabox_ground::locked::Mode;
 use micabox_pack::{Cache, List};
 
 use super::Store;
 use super::checksum::Checksum;
 use super::durable;
 use super::error::{Context, Error, Result, explain};
-use super::images::Image;
+use super::image::Image;
+use super::last_use;
 use super::layers::{IMAGE, Layer, LayerRecord, pad_and_sync};
-use super::lock::{Lock, Mode};
-use super::pack::note_use;
+use super::lock::Lock;
 use super::scratch::Scratch;
 use crate::Descriptor;
 use crate::manifest::erofs as names;
@@ -101,7 +102,7 @@ impl Store {
 
     /// Notes that an image is used: it is then not packed as unused.
     pub fn note_use(&self, image: &Image) {
-        note_use(&self.layout.image(&image.manifest_digest));
+        last_use::note_use(&self.layout.image(&image.manifest_digest));
     }
 
     /// Makes files of an image's packed layers, so that machines and the kernel can use them.

@@ -6,12 +6,13 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use micabox_ground::locked::Mode;
 use micabox_pack::{FRAME, List, MAGIC};
 
 use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result};
-use super::lock::{Lock, Mode};
+use super::lock::Lock;
 use super::reachability::{LayerEntry, PackEntry, disk_usage};
 use super::scratch::Scratch;
 use micabox_oci::{Digest, HashingWriter};

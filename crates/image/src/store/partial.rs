@@ -5,11 +5,13 @@
 //! are not trusted: the blob's digest is computed over them and the rest, and a pull that finds it
 //! wrong starts over without them.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+
+use micabox_ground::locked::{Locked, Mode};
 
 use super::Store;
 use super::durable;
@@ -27,7 +29,7 @@ const MOST: usize = 32;
 /// The start of a blob on the disk, for one pull at a time.
 #[derive(Debug)]
 pub struct Partial {
-    file: File,
+    file: Locked,
     path: PathBuf,
     /// Bytes in the file, which are the blob's first ones.
     length: u64,
@@ -45,11 +47,11 @@ impl Store {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         let file = options.mode(0o600).open(&path).ok()?;
-        file.try_lock().ok()?;
-        let mut length = file.metadata().ok()?.len();
+        let file = Locked::attempt(file, Mode::Exclusive).ok()??;
+        let mut length = file.file().metadata().ok()?.len();
         if length > size {
             // Too long to be the start of this blob.
-            file.set_len(0).ok()?;
+            file.file().set_len(0).ok()?;
             length = 0;
         }
         Some(Partial { file, path, length })
@@ -90,11 +92,10 @@ impl Store {
 /// Removes a file that no pull uses.
 fn remove_idle(path: &Path) {
     if let Ok(file) = OpenOptions::new().write(true).open(path)
-        && file.try_lock().is_ok()
+        && let Ok(Some(_locked)) = Locked::attempt(file, Mode::Exclusive)
     {
         // A file that can't be removed is harmless.
         let _ = fs::remove_file(path);
-        let _ = file.unlock();
     }
 }
 
@@ -105,7 +106,7 @@ impl Partial {
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, self.length)?;
+        self.file.file().write_all_at(bytes, self.length)?;
         self.length += bytes.len() as u64;
         Ok(())
     }
@@ -120,8 +121,6 @@ impl Drop for Partial {
         if self.length == 0 {
             self.remove();
         }
-        // As with other locks: a child that is just being started may hold the file as well.
-        let _ = self.file.unlock();
     }
 }
 
@@ -162,7 +161,10 @@ impl<R: Read> Read for Keeping<R> {
         {
             let left = usize::try_from(self.kept - self.again).unwrap_or(usize::MAX);
             let most = buffer.len().min(left);
-            let count = partial.file.read_at(&mut buffer[..most], self.again)?;
+            let count = partial
+                .file
+                .file()
+                .read_at(&mut buffer[..most], self.again)?;
             if count == 0 && most > 0 {
                 return Err(io::Error::other("what was kept of the blob is gone"));
             }
@@ -183,6 +185,8 @@ impl<R: Read> Read for Keeping<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     const SIZE: u64 = WORTH_KEEPING;

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use micabox_ground::locked::Mode;
 use serde::Serialize;
 
 use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result};
 use super::layout::VIEWS;
-use super::lock::{Lock, Mode};
+use super::lock::Lock;
 use super::packs::Sweep;
 use super::reachability::{ImageEntry, LayerEntry, Reachability, disk_usage};
 use super::scratch::{Leftover, Scratch};

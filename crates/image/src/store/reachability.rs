@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result};
-use super::images::ImageRecord;
+use super::image_record::ImageRecord;
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 

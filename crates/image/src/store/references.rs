@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::durable;
 use super::error::{Error, Result};
-use super::pack::note_use;
+use super::last_use::note_use;
 use super::{ImageName, Store};
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;

@@ -1,9 +1,10 @@
 //! Scratch directories for unfinished files, and their removal after their process was killed.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use micabox_ground::locked::{Locked, Mode};
 
 use super::error::{Context, Result};
 
@@ -17,7 +18,7 @@ const LOCK_SUFFIX: &str = ".lock";
 pub(crate) struct Scratch {
     directory: PathBuf,
     lock_path: PathBuf,
-    _lock: File,
+    _lock: Locked,
 }
 
 impl Scratch {
@@ -32,9 +33,9 @@ impl Scratch {
                 .tempfile_in(tmp)
                 .context("create a file in", tmp)?;
             let (lock, lock_path) = named.into_parts();
-            lock.lock().context("lock", &lock_path)?;
+            let lock = Locked::wait(lock, Mode::Exclusive).context("lock", &lock_path)?;
             // Before the file was locked, another process may have removed it as a leftover.
-            if !is_at(&lock, &lock_path) {
+            if !lock.is_at(&lock_path).unwrap_or_default() {
                 continue;
             }
             let lock_path = lock_path.keep().map_err(|e| e.error).context("keep", tmp)?;
@@ -87,19 +88,12 @@ fn remove(directory: &Path, lock_path: &Path) -> io::Result<()> {
     }
 }
 
-fn is_at(file: &File, path: &Path) -> bool {
-    match (file.metadata(), fs::symlink_metadata(path)) {
-        (Ok(open), Ok(named)) => (open.dev(), open.ino()) == (named.dev(), named.ino()),
-        _ => false,
-    }
-}
-
 /// A leftover of a killed process in `tmp`: a directory, with the lock that keeps other processes
 /// away from it while this value lives.
 pub(crate) struct Leftover {
     pub directory: PathBuf,
     lock_path: PathBuf,
-    lock: File,
+    _lock: Locked,
 }
 
 impl Leftover {
@@ -117,27 +111,17 @@ impl Leftover {
             return None;
         }
         let lock = OpenOptions::new().write(true).open(&lock_path).ok()?;
-        match lock.try_lock() {
-            Ok(()) if is_at(&lock, &lock_path) => Some(Self {
-                directory: lock_path.with_extension(""),
-                lock_path,
-                lock,
-            }),
-            Ok(()) | Err(TryLockError::WouldBlock | TryLockError::Error(_)) => None,
-        }
+        let lock = Locked::attempt(lock, Mode::Exclusive).ok()??;
+        lock.is_at(&lock_path).ok()?.then(|| Self {
+            directory: lock_path.with_extension(""),
+            lock_path,
+            _lock: lock,
+        })
     }
 
     /// Removes the directory and its lock.
     pub fn remove(self) -> Result<()> {
         remove(&self.directory, &self.lock_path).context("remove", &self.directory)
-    }
-}
-
-impl Drop for Leftover {
-    fn drop(&mut self) {
-        // As with other locks: a child that is just being started may hold the file as well, and
-        // the next process would take it for a live owner.
-        let _ = self.lock.unlock();
     }
 }
 

@@ -6,15 +6,18 @@
 use std::path::Path;
 use std::time::Instant;
 
+use micabox_ground::locked::Mode;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::durable;
 use super::error::Result;
-use super::images::{self, FSMETA, FileRecord, Image, VMDK};
+use super::image::Image;
+use super::image_record::{FSMETA, FileRecord, VMDK};
+use super::images;
 use super::layers::padded_blocks;
 use super::layout::IMAGE_FROM_VIEW;
-use super::lock::{Lock, Mode};
+use super::lock::Lock;
 use super::merged;
 use super::scratch::Scratch;
 use super::{ImageName, Store};

@@ -1,15 +1,13 @@
-//! VMDK descriptors, with which QEMU reads several files as one disk.
+//! An image's disk, for people who start QEMU themselves: a VMDK descriptor of its files.
 //!
-//! Source: VMware's "Virtual Disk Format 5.0", and QEMU's `block/vmdk.c` for what QEMU accepts:
-//! paths are relative to the descriptor, have no escapes, and end at a quote.
+//! QEMU's `block/vmdk.c` says which paths it accepts: they are relative to the descriptor, have no escapes, and end at a
+//! quote.
 
 use std::path::Path;
 
-use super::error::{Error, Result};
+use micabox_disk::{SECTOR, flat_vmdk};
 
-const SECTOR: u64 = 512;
-/// The longest extent that the format's flat type allows, in bytes.
-const EXTENT_MAX: u64 = 2 << 30;
+use super::error::{Error, Result};
 
 /// A whole file as a part of a disk.
 #[derive(Debug, Clone, Copy)]
@@ -20,18 +18,13 @@ pub struct Extent<'a> {
     pub length: u64,
 }
 
-/// Returns a descriptor of the disk that consists of `extents`, one after the other.
-///
-/// The access word is `RW` although the disk must not be written to, because QEMU ignores extents
-/// with another one: open the disk with `readonly=on`.
+/// Returns a descriptor of the disk that consists of `extents`, one after the other ([`flat_vmdk`]).
 ///
 /// # Errors
 ///
 /// A path that the format can't express, or a length that isn't whole sectors.
 pub fn descriptor(extents: &[Extent<'_>]) -> Result<String> {
-    let mut lines = String::new();
-    let mut sectors = 0;
-    for extent in extents {
+    let checked = extents.iter().map(|extent| {
         let path = checked_path(extent.path)?;
         if !extent.length.is_multiple_of(SECTOR) {
             return Err(invalid(format!(
@@ -39,33 +32,9 @@ pub fn descriptor(extents: &[Extent<'_>]) -> Result<String> {
                 extent.length
             )));
         }
-        let mut at = 0;
-        while at < extent.length {
-            let length = (extent.length - at).min(EXTENT_MAX);
-            lines += &format!("RW {} FLAT \"{path}\" {}\n", length / SECTOR, at / SECTOR);
-            at += length;
-        }
-        sectors += extent.length / SECTOR;
-    }
-    // A geometry is required, but its numbers don't matter to a virtio disk.
-    let cylinders = sectors.div_ceil(16 * 63).clamp(1, 65535);
-    Ok(format!(
-        "# Disk DescriptorFile\n\
-         version=1\n\
-         CID=fffffffe\n\
-         parentCID=ffffffff\n\
-         createType=\"twoGbMaxExtentFlat\"\n\
-         \n\
-         # Extent description\n\
-         {lines}\
-         \n\
-         # The Disk Data Base\n\
-         ddb.virtualHWVersion = \"4\"\n\
-         ddb.geometry.cylinders = \"{cylinders}\"\n\
-         ddb.geometry.heads = \"16\"\n\
-         ddb.geometry.sectors = \"63\"\n\
-         ddb.adapterType = \"ide\"\n"
-    ))
+        Ok((path, extent.length))
+    });
+    Ok(flat_vmdk(checked.collect::<Result<Vec<_>>>()?))
 }
 
 fn checked_path(path: &Path) -> Result<&str> {

@@ -4,10 +4,11 @@
 use std::fs;
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use micabox_ground::lock;
 use micabox_image::convert::{Error, Expect, Place, Reason, convert_layer_in};
 use micabox_image::store::{Error as StoreError, Layer};
 use micabox_image::{Digest, Limits, Store};
@@ -20,7 +21,7 @@ use crate::layer::{self, TestStore, assert_no_trace, expect, expect_typed, gzip,
 static ONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&ONE)
 }
 
 fn zstd(bytes: &[u8]) -> Vec<u8> {

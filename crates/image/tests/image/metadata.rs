@@ -1,7 +1,7 @@
 //! Layers that consist of metadata: limits of the host's memory that they may take.
 
-use micabox_image::Limits;
 use micabox_image::convert::{Reason, convert_layer};
+use micabox_image::{Limit, Limits};
 
 use crate::layer::archive::Archive;
 use crate::layer::{assert_no_trace, convert, expect, gzip, store};
@@ -20,7 +20,7 @@ fn assert_too_much(archive: &[u8], entry: &str) {
     let error = convert_layer(&store, &blob[..], &expect(&blob, archive), &limits).unwrap_err();
     match &error.reason {
         Reason::Limit {
-            setting: "metadata-size",
+            setting: Limit::MetadataSize,
             limit: 0x10_0000,
             entry: Some(name),
         } => assert!(name.contains(entry), "{error}"),
@@ -97,7 +97,7 @@ fn a_small_blob_takes_little_memory() {
     let is_named = matches!(
         error.reason,
         Reason::Limit {
-            setting: "metadata-ratio",
+            setting: Limit::MetadataRatio,
             limit: 128,
             ..
         }

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use micabox_image::Limits;
 use micabox_image::convert::{Expect, Reason, convert_layer};
+use micabox_image::{Limit, Limits};
 use micabox_testing::run;
 
 use crate::layer::archive::Archive;
@@ -137,7 +137,7 @@ fn damaged_or_unusual_images_are_refused() {
     assert!(matches!(
         error.unwrap_err().reason,
         Reason::Limit {
-            setting: "entries",
+            setting: Limit::Entries,
             ..
         }
     ));
@@ -205,7 +205,7 @@ fn shared_blocks(files: usize, blocks: usize) -> Vec<u8> {
 
 /// Returns the setting that a conversion of `blob`, which contains `image`, exceeds.
 #[track_caller]
-fn exceeded(blob: &[u8], image: &[u8], limits: &Limits) -> &'static str {
+fn exceeded(blob: &[u8], image: &[u8], limits: &Limits) -> Limit {
     let store = store();
     let expect = native(blob, image, "application/vnd.erofs.layer.v1+zstd");
     let error = convert_layer(&store, blob, &expect, limits).unwrap_err();
@@ -224,12 +224,12 @@ fn files_that_share_their_blocks_count_in_full() {
         layer_size: 16 << 20,
         ..Limits::default()
     };
-    assert_eq!(exceeded(&blob, &image, &size), "layer-size");
+    assert_eq!(exceeded(&blob, &image, &size), Limit::LayerSize);
     let ratio = Limits {
         compression_ratio_from: 32 << 20,
         ..Limits::default()
     };
-    assert_eq!(exceeded(&blob, &image, &ratio), "compression-ratio");
+    assert_eq!(exceeded(&blob, &image, &ratio), Limit::CompressionRatio);
     // Within the limits it is a normal layer.
     let store = store();
     let expect = native(&blob, &image, "application/vnd.erofs.layer.v1+zstd");
@@ -245,7 +245,7 @@ fn metadata_of_an_image_is_limited_before_it_is_read() {
         metadata_size: 100 << 10,
         ..Limits::default()
     };
-    assert_eq!(exceeded(&image, &image, &limits), "metadata-size");
+    assert_eq!(exceeded(&image, &image, &limits), Limit::MetadataSize);
     // An image with a wrong count of inodes is measured by its real size.
     let mut lie = image;
     lie[1040..1048].copy_from_slice(&3u64.to_le_bytes());

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::{Kind, Walls};
-pub use owner::{Worker, end_worker, wait_for_ended_workers};
+pub use owner::{Worker, wait_for_ended_workers};
 pub(crate) use serve::{parser_filter, serve};
 
 /// A request to a kind of parser, and how the parser answers it. Requests and replies are encoded

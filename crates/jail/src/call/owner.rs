@@ -1,26 +1,26 @@
 //! The owner's side of a call.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Seek, Write};
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use micabox_ground::lock;
+use micabox_socket::read_frame;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Signal, pidfd_send_signal};
 
 use super::serve::{ABORTED, OUT_OF_TIME, PANICKED};
 use super::{Call, CallError, Death, Given, Limits};
 use crate::feed::TICK;
 use crate::{
     CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAUGHT, Child, Claim, Confinement, MAX_FILES,
-    Program, Spawned, Tail, arguments, program,
+    Program, Running, Supervised, Tail, arguments, program,
 };
 
 /// Bytes of address space of every worker: the program, its libraries, stacks and what an allocator
@@ -30,24 +30,13 @@ const OWN_ADDRESS_SPACE: u64 = 512 << 20;
 /// Bytes of a worker's messages to keep.
 const MESSAGES: usize = 4 << 10;
 
-/// How long a process may take to end after it closed its reply. Ending is up to the kernel, but a
-/// worker that was taken over may stay.
-const PATIENCE: Timespec = Timespec {
-    tv_sec: 5,
-    tv_nsec: 0,
-};
-
 /// A running parser. Dropping it kills it.
 #[derive(Debug)]
 pub struct Worker<C: Call> {
-    handle: Handle,
+    process: Supervised,
     ended: Receiver<Ended>,
-    watcher: Option<JoinHandle<()>>,
     call: PhantomData<fn(C) -> C>,
 }
-
-/// A process's handle, shared with the thread that reaps it.
-type Handle = std::sync::Arc<OwnedFd>;
 
 /// How a worker ended.
 enum Ended {
@@ -92,33 +81,22 @@ impl<C: Call> Worker<C> {
         let program = program(kind)
             .and_then(|path| Program::new(&path, Some(&format!("mica {kind}")), arguments))
             .map_err(failed)?;
-        let most = limits.reply;
-        let (started, start) = sync_channel(1);
+        let most = usize::try_from(limits.reply).unwrap_or(usize::MAX);
         let (end, ended) = sync_channel(1);
-        // The kernel kills the child when the thread that forked it ends, so that thread must live
-        // as long as the child, even if the caller's thread ends.
-        let watcher = std::thread::Builder::new()
-            .name(format!("{kind} worker"))
-            .spawn(move || {
-                let spawned = Child::spawn(&program, &confinement, None);
-                drop((files, reply_child, description));
-                match spawned {
-                    Ok(spawned) => {
-                        watch(spawned, reply.into(), most, &started, &end);
-                        drop(claim);
-                    }
-                    Err(error) => drop(started.send(Err(error))),
-                }
-            })
-            .map_err(failed)?;
-        let handle = start
-            .recv()
-            .unwrap_or_else(|_| Err(io::Error::other("its thread died")))
-            .map_err(failed)?;
+        let process = Supervised::start(
+            format!("{kind} worker"),
+            (files, reply_child, description),
+            (),
+            move |()| Child::spawn(&program, &confinement, None),
+            move |running, stderr| {
+                watch(running, stderr, reply.into(), most, &end);
+                // Killed, a keeper may leave the worker a moment longer: nothing has its stderr open by now.
+                drop(claim);
+            },
+        );
         Ok(Self {
-            handle,
+            process: process.map_err(failed)?,
             ended,
-            watcher: Some(watcher),
             call: PhantomData,
         })
     }
@@ -136,7 +114,7 @@ impl<C: Call> Worker<C> {
     /// # Errors
     /// [`CallError`]; [`Death::GivenUp`] if `keep_going` returned false.
     pub fn wait_while(
-        mut self,
+        self,
         mut keep_going: impl FnMut() -> bool,
     ) -> Result<C::Reply, CallError<C::Error>> {
         let ended = loop {
@@ -152,11 +130,10 @@ impl<C: Call> Worker<C> {
             }
         };
         // The worker is about to end, so there is no need to wait for its thread now.
-        if let Some(watcher) = self.watcher.take() {
-            let mut ended = self::ended();
-            ended.retain(|watcher| !watcher.is_finished());
-            ended.push(watcher);
-        }
+        let mut threads = self::ended();
+        threads.retain(|thread| !thread.is_finished());
+        threads.extend(self.process.into_thread());
+        drop(threads);
         let death = match ended {
             Ok(Ended::Replied(bytes)) => {
                 match postcard::from_bytes::<Result<C::Reply, C::Error>>(&bytes) {
@@ -176,15 +153,6 @@ impl<C: Call> Worker<C> {
     }
 }
 
-impl<C: Call> Drop for Worker<C> {
-    fn drop(&mut self) {
-        if let Some(watcher) = self.watcher.take() {
-            end_worker(&self.handle);
-            let _ = watcher.join();
-        }
-    }
-}
-
 /// The threads that wait for workers which have replied.
 static ENDED: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
 
@@ -198,19 +166,7 @@ pub fn wait_for_ended_workers() {
 }
 
 fn ended() -> MutexGuard<'static, Vec<JoinHandle<()>>> {
-    ENDED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Ends a worker that is not waited for yet. Its keeper is asked first: killed, it would leave the jailed process to
-/// another parent.
-pub fn end_worker(handle: &OwnedFd) {
-    // Fails only if the worker has already ended.
-    let _ = pidfd_send_signal(handle, Signal::TERM);
-    let mut gone = [PollFd::new(handle, PollFlags::IN)];
-    if poll(&mut gone, Some(&PATIENCE)) != Ok(1) {
-        // One without namespaces has no keeper, and may ignore the request.
-        let _ = pidfd_send_signal(handle, Signal::KILL);
-    }
+    lock(&ENDED)
 }
 
 /// Writes the numbers of the worker's descriptors and the request to a new file.
@@ -225,60 +181,32 @@ fn describe<C: Call>(given: &Given, request: &C) -> io::Result<OwnedFd> {
 
 /// Watches a worker until it ends.
 fn watch(
-    spawned: Spawned,
-    reply: File,
-    most: u64,
-    started: &SyncSender<io::Result<Handle>>,
+    running: Running<()>,
+    stderr: File,
+    mut reply: File,
+    most: usize,
     end: &SyncSender<Ended>,
 ) {
-    let Spawned {
-        child,
-        handle,
-        stderr,
-    } = spawned;
-    let handle = Handle::new(handle);
-    let _ = started.send(Ok(Handle::clone(&handle)));
     let tail = Tail::new(MESSAGES);
     // Without a thread the worker's messages are lost, and it may wait until it is killed.
     let drained = tail.drain_in_thread(stderr);
-    let replied = match receive(reply, most) {
-        Ok(Some(bytes)) => Some(Ended::Replied(bytes)),
-        Ok(None) => Some(Ended::TooLong),
+    let replied = match read_frame(&mut reply, most) {
+        Ok(bytes) => bytes.map(Ended::Replied),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Some(Ended::TooLong),
         Err(_) => None,
     };
     if let Some(ended) = replied {
         let _ = end.send(ended);
         // The worker has nothing more to do.
-        end_worker(&handle);
-        let _ = child.wait();
+        running.end();
+        let _ = running.wait();
         let _ = drained.map(JoinHandle::join);
         return;
     }
-    let mut gone = [PollFd::new(&*handle, PollFlags::IN)];
-    if poll(&mut gone, Some(&PATIENCE)) != Ok(1) {
-        end_worker(&handle);
-    }
-    let status = child.wait();
+    running.expect_end();
+    let status = running.wait();
     let _ = drained.map(JoinHandle::join);
     let _ = end.send(Ended::Died(status, tail.text().trim().to_owned()));
-}
-
-/// Receives a length of eight bytes, little endian, and as many bytes. Returns None if they are
-/// more than `most`.
-fn receive(mut stream: File, most: u64) -> io::Result<Option<Vec<u8>>> {
-    let mut length = [0; 8];
-    stream.read_exact(&mut length)?;
-    let length = u64::from_le_bytes(length);
-    if length > most {
-        return Ok(None);
-    }
-    let mut bytes = Vec::new();
-    (&mut stream).take(length).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 == length {
-        Ok(Some(bytes))
-    } else {
-        Err(io::ErrorKind::UnexpectedEof.into())
-    }
 }
 
 fn death(status: io::Result<ExitStatus>, text: String) -> Death {

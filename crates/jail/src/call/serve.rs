@@ -1,10 +1,11 @@
 //! The worker's side of a call.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
+use micabox_socket::write_frame;
 use rustix::process::Resource;
 
 use super::{Call, Given};
@@ -77,11 +78,7 @@ fn answer<C: Call>(descriptor: RawFd) -> Result<(), String> {
         request().map_err(|error| format!("reading the request: {error}"))?;
     let answer = request.run(files);
     let bytes = postcard::to_allocvec(&answer).map_err(|error| format!("replying: {error}"))?;
-    let length = (bytes.len() as u64).to_le_bytes();
-    let sent = reply
-        .write_all(&length)
-        .and_then(|()| reply.write_all(&bytes));
-    sent.map_err(|error| format!("replying: {error}"))
+    write_frame(&mut reply, &bytes).map_err(|error| format!("replying: {error}"))
 }
 
 /// Makes the process's exit code show which signal ended it: process 1 of a namespace has no

@@ -19,16 +19,11 @@ mod users;
 use std::convert::Infallible;
 use std::ffi::{CStr, CString};
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::ptr;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
 use rustix::process::{
     DumpableBehavior, Gid, Pid, PidfdFlags, Uid, geteuid, getpid, pidfd_open, set_dumpable_behavior,
 };
@@ -216,7 +211,8 @@ impl Container<'_> {
             // As the user outside, who may open the device.
             let tap = interface.make();
             let tap = tap.map_err(step("making its network interface (/dev/net/tun)"))?;
-            send(keeper, &tap).map_err(step("handing its network interface over"))?;
+            micabox_socket::send(keeper, &[TAP], &[tap.as_fd()])
+                .map_err(step("handing its network interface over"))?;
         }
         become_root(has_groups).map_err(step("becoming root inside"))?;
         // The change of users has undone it.
@@ -289,44 +285,19 @@ fn execute(program: &OwnedFd, arguments: &[CString]) -> io::Error {
     io::Error::last_os_error()
 }
 
-fn send(keeper: &UnixStream, tap: &OwnedFd) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [tap.as_fd()];
-    control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    sendmsg(
-        keeper,
-        &[IoSlice::new(&[TAP])],
-        &mut control,
-        SendFlags::empty(),
-    )?;
-    Ok(())
-}
-
 /// Receives the network interface, if there is one, and waits until the program is executed, which
 /// closes the channel.
 fn receive(container: &UnixStream) -> Result<Option<OwnedFd>, Error> {
     const STEP: &str = "starting it";
     let mut tap = None;
     loop {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut kind = [0];
-        let received = recvmsg(
-            container,
-            &mut [IoSliceMut::new(&mut kind)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        );
-        if received.map_err(step(STEP))?.bytes == 0 {
+        let received = micabox_socket::receive(container, &mut kind, 1).map_err(step(STEP))?;
+        if received.bytes == 0 {
             return Ok(tap);
         }
         if kind == [TAP] {
-            let descriptors = control.drain().filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-                _ => None,
-            });
-            tap = descriptors.flatten().next();
+            tap = received.descriptors.into_iter().next();
             continue;
         }
         let mut why = String::new();

@@ -3,3 +3,4 @@
 pub(crate) mod cgroup;
 pub(crate) mod child;
 pub(crate) mod confine;
+pub(crate) mod supervised;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use memmap2::{Advice, MmapMut};
 use rustix::io::Errno;
 
-use super::PAGE;
+use super::span::PAGE;
 use crate::Result;
 
 /// Most chunks that have a mapping of their own; others are on the heap. The kernel allows a process
@@ -20,7 +20,7 @@ const GRAIN: usize = 64;
 
 static MAPPED: AtomicUsize = AtomicUsize::new(0);
 
-/// The bytes of one span ([`super::span`]).
+/// The bytes of one span ([`super::span::span`]).
 #[derive(Debug)]
 pub(super) enum Chunk {
     /// A page, of which the bytes behind its end are zeros. One that was not written has none.

@@ -5,6 +5,9 @@
 
 mod below;
 mod chunk;
+mod over;
+mod pieces;
+mod span;
 
 use std::sync::Arc;
 
@@ -15,16 +18,11 @@ use crate::lower::Lower;
 use crate::room::Room;
 use below::Below;
 use chunk::Chunk;
-
-/// Bytes of a page: what is counted, and the unit of holes.
-pub(crate) const PAGE: usize = 4096;
-const PAGE_BYTES: u64 = PAGE as u64;
+use pieces::push;
+use span::{PAGE, PAGE_BYTES, Span, span, spans};
 
 /// Largest size of a file (`MAX_LFS_FILESIZE`).
 pub(crate) const SIZE_MAX: u64 = i64::MAX as u64;
-
-/// What a hole reads as.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// The contents of a file.
 #[derive(Debug, Default)]
@@ -38,48 +36,6 @@ pub(crate) struct Contents {
     below: Option<Box<Below>>,
     /// Bytes that a program wrote had no room, since the file was last empty.
     is_torn: bool,
-}
-
-/// A chunk's place: its start in the file and its length.
-#[derive(Clone, Copy)]
-struct Span {
-    start: u64,
-    length: u64,
-}
-
-impl Span {
-    fn end(self) -> u64 {
-        self.start.saturating_add(self.length)
-    }
-
-    /// Returns the part of the range from `from` to `to` that is in the span, from its start.
-    fn part(self, from: u64, to: u64) -> (usize, usize) {
-        let within = |at: u64| (at.clamp(self.start, self.end()) - self.start) as usize;
-        (within(from), within(to))
-    }
-}
-
-/// Returns the span that a byte is in.
-fn span(offset: u64) -> Span {
-    let length = match offset {
-        0..0x1_0000 => PAGE_BYTES,
-        0x1_0000..0x10_0000 => 64 << 10,
-        _ => 1 << 20,
-    };
-    Span {
-        start: offset / length * length,
-        length,
-    }
-}
-
-/// Returns the spans that a range touches, each with the part of the range in it.
-fn spans(from: u64, to: u64) -> impl Iterator<Item = (Span, usize, usize)> {
-    let first = (from < to).then(|| span(from));
-    let next = move |last: &Span| (last.end() < to).then(|| span(last.end()));
-    std::iter::successors(first, next).map(move |span| {
-        let (start, end) = span.part(from, to);
-        (span, start, end)
-    })
 }
 
 impl Contents {
@@ -415,19 +371,6 @@ impl Contents {
             below.clear(room);
         }
         *self = Self::default();
-    }
-}
-
-/// Adds bytes to pieces, and zeros up to `length`.
-fn push<'a>(pieces: &mut Vec<&'a [u8]>, bytes: &'a [u8], length: usize) {
-    let mut missing = length - bytes.len();
-    if !bytes.is_empty() {
-        pieces.push(bytes);
-    }
-    while missing > 0 {
-        let zeros = ZEROS.get(..missing).unwrap_or(&ZEROS);
-        pieces.push(zeros);
-        missing -= zeros.len();
     }
 }
 

@@ -1,34 +1,27 @@
 //! Builder for a [`Sandbox`].
 
-mod devices;
-mod jobs;
 mod kind;
-mod owner;
-mod record;
 mod restore;
-mod shared_kernel;
-mod start;
-mod stock;
-mod stopped;
 
 use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use micabox_image::Store;
+use micabox_disks::{Base, Patch};
+use micabox_error::Error;
 use micabox_image::store::Image;
+use micabox_image::{Store, Trim};
 use micabox_spec::{
     BackendChoice, Command, DiskRate, Expiry, Mount, Network, Root, Spec, Transport, Upper,
 };
+use micabox_start::{Cancel, GuestFiles, OwnerLog, Start};
 use micabox_wire::Init;
 
-use crate::{Base, Cancel, Error, GuestFiles, Patch, Sandbox, SandboxRef, SavedMachine, Trim};
+use crate::{Sandbox, SandboxRef, Sandboxes};
 
 pub use kind::{Boots, Fresh, FromDisk, FromMemory, Kind, New, Restart};
-pub use record::default_cpus_of as default_cpus;
+pub use micabox_start::default_cpus;
 pub use restore::Restore;
-pub(crate) use start::random;
-pub(crate) use stock::Stock;
 
 /// Builder for a [`Sandbox`]. What it starts is a part of its type, so that it has
 /// only the settings that there are for that:
@@ -43,93 +36,6 @@ pub(crate) use stock::Stock;
 pub struct Builder<K: Kind = Fresh> {
     pub(crate) start: Start,
     kind: PhantomData<K>,
-}
-
-/// All settings of a start.
-#[derive(Clone)]
-pub(crate) struct Start {
-    store: Store,
-    base: Base,
-    name: Option<String>,
-    /// The first command in lists of sandboxes.
-    description: String,
-    spec: Spec,
-    /// How many virtio-fs devices the machine has at least: a template has some without a folder.
-    shares: usize,
-    patches: Vec<Patch>,
-    /// The snapshot or template that the sandbox starts from.
-    origin: Option<Origin>,
-    /// Whether to reattach the saved machine's first command in place of starting one.
-    reattaches: bool,
-    /// The ID of the sandbox that exists and is to be started.
-    resumed: Option<String>,
-    /// Whether that has never been started.
-    is_first: bool,
-    /// Whether that has a layer of patches.
-    is_patched: bool,
-    guest: Option<GuestFiles>,
-    owner_log: Option<(String, OwnerLog)>,
-    cancel: Cancel,
-}
-
-/// Where the log of a sandbox's owner goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OwnerLog {
-    /// To this process's stderr. For sandboxes that end with this process.
-    Stderr,
-    /// To the file `owner.log` in the sandbox's directory, which has the logs of earlier starts.
-    File,
-}
-
-/// A snapshot or template that a sandbox starts from.
-#[derive(Clone)]
-struct Origin {
-    /// The snapshot's name; none for a template.
-    name: Option<String>,
-    /// The directory of the snapshot or template.
-    directory: PathBuf,
-    /// The machine to restore; none if only a disk was saved.
-    machine: Option<SavedMachine>,
-}
-
-impl Start {
-    fn on(store: &Store, base: Base) -> Self {
-        let is_in_place = base.disk().is_some_and(|disk| disk.in_place);
-        Self {
-            store: store.clone(),
-            base,
-            name: None,
-            description: String::new(),
-            spec: Spec {
-                upper: if is_in_place {
-                    Upper::InPlace
-                } else {
-                    Upper::default()
-                },
-                ..Spec::default()
-            },
-            shares: 0,
-            patches: Vec::new(),
-            origin: None,
-            reattaches: false,
-            resumed: None,
-            is_first: false,
-            is_patched: false,
-            guest: None,
-            owner_log: None,
-            cancel: Cancel::default(),
-        }
-    }
-
-    /// Returns whether there is a layer of patches for a sandbox whose changes are in memory.
-    fn has_patches(&self) -> bool {
-        self.is_patched || !self.patches.is_empty()
-    }
-
-    /// Returns the machine to restore; none if the sandbox boots.
-    fn machine(&self) -> Option<&SavedMachine> {
-        self.origin.as_ref()?.machine.as_ref()
-    }
 }
 
 impl Builder {
@@ -171,13 +77,6 @@ impl Builder {
         self.start.base = self.start.base.trimmed(&self.start.store, trim)?;
         Ok(self)
     }
-
-    /// Boots even if there is a template for this machine.
-    #[must_use]
-    pub fn cold(mut self) -> Self {
-        self.start.spec.cold = true;
-        self
-    }
 }
 
 impl<K: Boots> Builder<K> {
@@ -188,7 +87,8 @@ impl<K: Boots> Builder<K> {
     /// # Errors
     /// [`Error`]; nothing of the sandbox is left behind.
     pub fn create_stopped(self) -> Result<SandboxRef, Error> {
-        self.start.create_stopped()
+        let sandboxes = Sandboxes::open(self.store())?;
+        sandboxes.get(&self.start.create_stopped()?)
     }
 
     /// Sets the RAM for programs and changed files in MiB. What the kernel needs to describe the
@@ -246,6 +146,13 @@ impl<K: Boots> Builder<K> {
         self
     }
 
+    /// Boots even if there is a template for this machine.
+    #[must_use]
+    pub fn cold(mut self) -> Self {
+        self.start.spec.cold = true;
+        self
+    }
+
     /// Makes the first command process 1, as plain `docker run` does. By default the agent is
     /// process 1, and the sandbox outlives its commands.
     #[must_use]
@@ -256,6 +163,14 @@ impl<K: Boots> Builder<K> {
 }
 
 impl<K: New> Builder<K> {
+    /// Replaces all settings, as in a copy of [`Builder::spec`] with some changed. A machine that continues where it was
+    /// keeps what it has from its own start on.
+    #[must_use]
+    pub fn with_spec(mut self, spec: Spec) -> Self {
+        self.start.spec = spec;
+        self
+    }
+
     /// Sets the name, unique in the store. Default: a generated one.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
@@ -367,6 +282,11 @@ impl<K: Kind> Builder<K> {
         &self.start.base
     }
 
+    /// Returns the settings.
+    pub fn spec(&self) -> &Spec {
+        &self.start.spec
+    }
+
     /// Starts the sandbox and waits until it is ready for commands. The first sandbox of a kind boots
     /// and is then saved as a template for later ones, which takes some 100 ms more
     /// ([`Builder::cold`]).
@@ -375,7 +295,7 @@ impl<K: Kind> Builder<K> {
     /// [`Error`]; no record or directory of a new sandbox is left behind.
     pub fn create(self) -> Result<Sandbox, Error> {
         let expiry = self.start.spec.expiry;
-        let sandbox = self.start.create()?;
+        let sandbox = Sandbox::of(self.start.create()?);
         if expiry != Expiry::default() {
             sandbox.expire(&expiry)?;
         }

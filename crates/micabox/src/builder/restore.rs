@@ -2,11 +2,16 @@
 
 use std::path::Path;
 
+use micabox_disks::{Base, Snapshot, upper};
+use micabox_error::Error;
 use micabox_image::Store;
+use micabox_spec::{Spec, Upper};
+use micabox_start::{Origin, Start};
+use micabox_state::Status;
 
+use super::Builder;
 use super::kind::{FromDisk, FromMemory, Restart};
-use super::{Builder, Origin, Start};
-use crate::{Base, Error, Sandbox, SandboxRef, Snapshot, Spec, Status, Upper, upper};
+use crate::{Sandbox, SandboxRef};
 
 /// Builder for a sandbox from a snapshot. Only what may differ in a copy can be set.
 #[derive(Clone)]
@@ -47,7 +52,7 @@ impl Restore {
     fn on(store: &Store, base: Base, snapshot: &Snapshot) -> Self {
         let origin = Origin {
             name: Some(snapshot.name.clone()),
-            directory: snapshot.directory.clone(),
+            directory: snapshot.directory().to_owned(),
             machine: snapshot.memory.clone(),
         };
         let start = Start::on(store, base);

@@ -5,10 +5,14 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
+use micabox_disks::upper::Archive;
+use micabox_error::Error;
+use micabox_operations::{LeftOut, Stdio};
+use micabox_parsers::Notes;
 use micabox_wire::files::FileRequest;
 
-use super::{Ends, Files, LeftOut, Operation};
-use crate::{Error, Notes, Output, Stdio};
+use super::{Ends, Files, Operation};
+use crate::Output;
 
 /// Most bytes after an archive's end: its last block's padding, as GNU tar has it.
 const PADDING: u64 = 1 << 20;
@@ -56,8 +60,7 @@ impl Files {
 }
 
 impl Packed {
-    /// Discards the rest of the archive and checks that it was complete.
-    pub(crate) fn finish(mut self) -> Result<Notes, Error> {
+    fn end(mut self) -> Result<Notes, Error> {
         // The end of the operation has the reason why it can't be read.
         let _ = io::copy(&mut (&mut self.output).take(PADDING), &mut io::sink());
         drop(self.output);
@@ -66,6 +69,16 @@ impl Packed {
             notes.socket(&left_out.path);
         }
         Ok(notes)
+    }
+}
+
+impl Archive for Packed {
+    fn finish(self: Box<Self>) -> Result<Notes, Error> {
+        self.end()
+    }
+
+    fn verdict(self: Box<Self>) -> Option<Error> {
+        self.end().err()
     }
 }
 

@@ -2,29 +2,32 @@
 //! the image needs no program for it.
 
 mod archive;
+#[cfg(test)]
+mod fake_owner;
+mod link;
 mod operation;
+mod shared;
 mod stream;
 mod watch;
 
+use std::io;
 use std::io::{Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use std::{ffi::OsString, io};
 
-use micabox_file::{FileKind, Timestamp};
-use micabox_wire::files::{Existing, FileEntry, FileReply, FileRequest, FileStat};
+use micabox_error::Error;
+use micabox_operations::{
+    Attributes, FILE_ANSWER_TIMEOUT, FileTask, Stdio, WriteOptions, bytes, from_bytes,
+};
+use micabox_wire::files::{Existing, FileReply, FileRequest, FileStat};
 
-use crate::{Error, Sandbox, SandboxRef, Stdio};
+use crate::{Sandbox, SandboxRef};
 
-pub(crate) use archive::Packed;
 pub(crate) use operation::{Ends, Operation};
-pub use operation::{FileTask, LeftOut};
+pub(crate) use shared::Shared;
 pub use stream::{Entries, FileReader, FileWriter};
-pub use watch::{FileEvent, Watch};
-
-/// How long the guest may be silent. It has nothing to say while it removes a large tree.
-pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
+pub use watch::Watch;
 
 /// Most bytes of a file that [`Files::read`] returns.
 const MAX_READ: u64 = 256 << 20;
@@ -54,79 +57,33 @@ pub struct Files {
     name: String,
     user: String,
     answer_timeout: Duration,
-}
-
-/// How a file is written.
-#[derive(Clone, Copy, Debug)]
-pub struct WriteOptions {
-    /// What becomes of an existing file.
-    pub existing: Existing,
-    /// Permission bits of a new file.
-    pub mode: u16,
-    /// Whether missing parent directories are made.
-    pub parents: bool,
-}
-
-impl Default for WriteOptions {
-    /// An existing file loses its bytes; a new one has mode 0644.
-    fn default() -> Self {
-        Self {
-            existing: Existing::Truncate,
-            mode: 0o644,
-            parents: false,
-        }
-    }
-}
-
-/// The attributes to set; what is None stays as it is.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Attributes {
-    /// Permission bits, 07777. A change of the owner resets set-id bits that are not given here.
-    pub mode: Option<u16>,
-    /// The owner's number.
-    pub uid: Option<u32>,
-    /// The group's number.
-    pub gid: Option<u32>,
-    /// Time of the last access.
-    pub accessed: Option<Timestamp>,
-    /// Time of the last change of the contents.
-    pub modified: Option<Timestamp>,
-    /// Whether a symbolic link at the path's end is itself changed, and not what it leads to.
-    pub of_link: bool,
-}
-
-/// A file in a directory of a sandbox.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DirectoryEntry {
-    /// Its path from the listed directory: names, without `..`.
-    pub path: PathBuf,
-    /// Its attributes; a symbolic link's own.
-    pub stat: FileStat,
-    /// What a symbolic link says.
-    pub target: Option<PathBuf>,
+    /// The connection of operations that are over with their call. What is held (a reader, a writer, a list, a
+    /// watch) has one of its own.
+    shared: Arc<Shared>,
 }
 
 impl Sandbox {
     /// Returns the sandbox's files, as root.
     pub fn files(&self) -> Files {
-        Files::new(self.directory(), &self.record().name)
+        Files::new(self.directory(), &self.record().name, self.shared())
     }
 }
 
 impl SandboxRef {
     /// Returns the sandbox's files, as root. The sandbox must run when they are used.
     pub fn files(&self) -> Files {
-        Files::new(self.path(), &self.record().name)
+        Files::new(self.path(), &self.record().name, self.shared())
     }
 }
 
 impl Files {
-    pub(crate) fn new(directory: &Path, name: &str) -> Self {
+    pub(crate) fn new(directory: &Path, name: &str, shared: &Arc<Shared>) -> Self {
         Self {
             directory: directory.to_owned(),
             name: name.to_owned(),
             user: String::new(),
-            answer_timeout: ANSWER_TIMEOUT,
+            answer_timeout: FILE_ANSWER_TIMEOUT,
+            shared: Arc::clone(shared),
         }
     }
 
@@ -477,32 +434,5 @@ impl Files {
             ..Attributes::default()
         };
         self.set(path, attributes)
-    }
-}
-
-pub(crate) fn bytes(path: &Path) -> Vec<u8> {
-    path.as_os_str().as_bytes().to_vec()
-}
-
-fn from_bytes(path: Vec<u8>) -> PathBuf {
-    OsString::from_vec(path).into()
-}
-
-impl DirectoryEntry {
-    /// Checks what a guest sent: its paths must not lead anywhere else.
-    #[doc(hidden)]
-    pub fn new(entry: FileEntry) -> Result<Self, Error> {
-        let path = from_bytes(entry.path);
-        let mut parts = path.components();
-        let is_plain = parts.all(|part| matches!(part, Component::Normal(_)));
-        if !is_plain || path.as_os_str().is_empty() {
-            return Err(Error::BadReply);
-        }
-        let is_link = entry.stat.kind == FileKind::Symlink;
-        Ok(Self {
-            path,
-            stat: entry.stat,
-            target: is_link.then(|| from_bytes(entry.target)),
-        })
     }
 }

@@ -3,11 +3,13 @@
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
+use micabox_error::Error;
+use micabox_operations::DirectoryEntry;
 use micabox_wire::files::FileReply;
 use micabox_wire::read_message;
 
-use super::{DirectoryEntry, Operation};
-use crate::{Error, Output, Stdin};
+use super::Operation;
+use crate::{Output, Stdin};
 
 /// Bytes of entries that are read at a time.
 const PIECE: usize = 64 << 10;

@@ -3,32 +3,20 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use micabox_error::Error;
+use micabox_operations::{FILE_ANSWER_TIMEOUT, FileEvent, Stdio, bytes};
 use micabox_owner::Lost;
 use micabox_wire::Decoder;
-use micabox_wire::files::{FileChange, FileReply, FileRequest};
+use micabox_wire::files::{FileReply, FileRequest};
 
-use super::{ANSWER_TIMEOUT, Ends, Files, Operation, bytes, from_bytes};
-use crate::{Error, Output, Stdio};
+use super::{Ends, Files, Operation};
+use crate::Output;
 
 /// Bytes of events that are read at a time.
 const PIECE: usize = 64 << 10;
-
-/// A change of a file that is watched.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileEvent {
-    /// What changed.
-    pub change: FileChange,
-    /// The file's path from the watched directory: names, without `..`. Empty for what is watched
-    /// itself.
-    pub path: PathBuf,
-    /// Whether it is a directory.
-    pub is_directory: bool,
-    /// The same number in both halves of a move within what is watched; otherwise 0.
-    pub cookie: u32,
-}
 
 /// The changes of a file or directory, from [`Files::watch`]. Ends when what is watched is removed.
 /// Dropping it ends the watch.
@@ -55,7 +43,7 @@ enum Next {
 impl Files {
     /// Watches a file, or the entries of a directory; `recursive`, everything below it. All changes
     /// after this call are reported, in order, those of directories made meanwhile included, whose
-    /// first entries may be reported twice. [`FileChange::Overflow`] says that some are missing. The
+    /// first entries may be reported twice. [`FileChange::Overflow`](crate::FileChange::Overflow) says that some are missing. The
     /// guest's kernel reports what programs inside and [`Files`] change; not writes through mmap(2).
     ///
     /// # Errors
@@ -101,7 +89,7 @@ impl Watch {
             // One that has ended has no reader, and then its end.
             let _ = stdin.write_all(&[0]);
         }
-        let deadline = Instant::now().checked_add(ANSWER_TIMEOUT);
+        let deadline = Instant::now().checked_add(FILE_ANSWER_TIMEOUT);
         loop {
             match self.checked(deadline)? {
                 Next::Event(event) => self.early.push_back(event),
@@ -139,15 +127,16 @@ impl Watch {
     fn decode(&mut self, deadline: Option<Instant>) -> Result<Next, Error> {
         let mut buffer = vec![0; PIECE];
         loop {
+            // Of a guest that has said something else, nothing more is taken.
+            let Some(output) = &mut self.output else {
+                return Ok(Next::End);
+            };
             match self.decoder.next_message() {
                 Ok(Some(FileReply::Event(event))) => return FileEvent::new(event).map(Next::Event),
                 Ok(Some(FileReply::Told)) => return Ok(Next::Told),
                 Ok(None) => {}
                 Ok(Some(_)) | Err(_) => return Err(Error::BadReply),
             }
-            let Some(output) = &mut self.output else {
-                return Ok(Next::End);
-            };
             let ready = micabox_owner::wait(output.as_fd(), deadline);
             if !ready.map_err(|_| Lost::closed())? {
                 return Ok(Next::Late);
@@ -168,23 +157,5 @@ impl Iterator for Watch {
 
     fn next(&mut self) -> Option<Self::Item> {
         self.next_until(None).transpose()
-    }
-}
-
-impl FileEvent {
-    /// Checks what a guest sent: its paths must not lead anywhere else.
-    #[doc(hidden)]
-    pub fn new(event: micabox_wire::files::FileEvent) -> Result<Self, Error> {
-        let path = from_bytes(event.path);
-        let mut parts = path.components();
-        if !parts.all(|part| matches!(part, Component::Normal(_))) {
-            return Err(Error::BadReply);
-        }
-        Ok(Self {
-            change: event.change,
-            path,
-            is_directory: event.is_directory,
-            cookie: event.cookie,
-        })
     }
 }

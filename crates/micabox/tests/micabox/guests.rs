@@ -23,7 +23,7 @@ type Answer = fn(&mut Guest);
 type Call = fn(&SandboxRef) -> Result<(), Error>;
 
 /// Starts the command, and writes to its streams.
-fn says(guest: &mut Guest, stdout: &[u8], stderr: &[u8], status: ExitStatus) {
+fn outputs(guest: &mut Guest, stdout: &[u8], stderr: &[u8], status: ExitStatus) {
     let id = guest.start(0);
     for (stream, data) in [
         (OutputStream::Stdout, stdout),
@@ -42,7 +42,7 @@ fn replies(guest: &mut Guest, replies: &[FileReply]) {
     for reply in replies {
         micabox_wire::encode(reply, &mut frames).unwrap();
     }
-    says(guest, &frames, b"", ExitStatus::Exited(0));
+    outputs(guest, &frames, b"", ExitStatus::Exited(0));
 }
 
 fn refuses(guest: &mut Guest, reason: StartFailure, errno: i32) {
@@ -132,43 +132,43 @@ fn top(sandbox: &SandboxRef) -> Result<(), Error> {
 const CASES: &[(&str, Answer, Call, ErrorKind)] = &[
     (
         "no list",
-        |guest| says(guest, b"\xff\0\x1b", b"", DONE),
+        |guest| outputs(guest, b"\xff\0\x1b", b"", DONE),
         top,
         ErrorKind::Guest,
     ),
     (
         "half a list",
-        |guest| says(guest, b"1 2", b"", DONE),
+        |guest| outputs(guest, b"1 2", b"", DONE),
         top,
         ErrorKind::Guest,
     ),
     (
         "a list that failed",
-        |guest| says(guest, b"", b"", ExitStatus::Exited(1)),
+        |guest| outputs(guest, b"", b"", ExitStatus::Exited(1)),
         top,
         ErrorKind::Guest,
     ),
     (
         "no reply",
-        |guest| says(guest, b"", b"", DONE),
+        |guest| outputs(guest, b"", b"", DONE),
         stat,
         ErrorKind::Guest,
     ),
     (
         "garbage",
-        |guest| says(guest, &[0xa5; 999], b"", DONE),
+        |guest| outputs(guest, &[0xa5; 999], b"", DONE),
         stat,
         ErrorKind::Guest,
     ),
     (
         "half a reply",
-        |guest| says(guest, &[9, 0, 0, 0, 1], b"", DONE),
+        |guest| outputs(guest, &[9, 0, 0, 0, 1], b"", DONE),
         stat,
         ErrorKind::Guest,
     ),
     (
         "an endless reply",
-        |guest| says(guest, &[0xff; 4], b"", DONE),
+        |guest| outputs(guest, &[0xff; 4], b"", DONE),
         stat,
         ErrorKind::Guest,
     ),
@@ -187,19 +187,19 @@ const CASES: &[(&str, Answer, Call, ErrorKind)] = &[
     ),
     (
         "a failure without a reason",
-        |guest| says(guest, b"", b"", ExitStatus::Exited(1)),
+        |guest| outputs(guest, b"", b"", ExitStatus::Exited(1)),
         stat,
         ErrorKind::Guest,
     ),
     (
         "garbage for a reason",
-        |guest| says(guest, b"", &[0xa5; 99], ExitStatus::Exited(1)),
+        |guest| outputs(guest, b"", &[0xa5; 99], ExitStatus::Exited(1)),
         stat,
         ErrorKind::Guest,
     ),
     (
         "a killed operation",
-        |guest| says(guest, b"", b"", ExitStatus::Signaled(9)),
+        |guest| outputs(guest, b"", b"", ExitStatus::Signaled(9)),
         stat,
         ErrorKind::Guest,
     ),
@@ -217,7 +217,7 @@ const CASES: &[(&str, Answer, Call, ErrorKind)] = &[
     ),
     (
         "bytes and a failure",
-        |guest| says(guest, b"x", &[0xa5; 99], ExitStatus::Exited(1)),
+        |guest| outputs(guest, b"x", &[0xa5; 99], ExitStatus::Exited(1)),
         read,
         ErrorKind::Guest,
     ),
@@ -298,7 +298,7 @@ const CASES: &[(&str, Answer, Call, ErrorKind)] = &[
             guest.machine.end(micabox::Exit::TripleFault);
         },
         run,
-        ErrorKind::Guest,
+        ErrorKind::Disconnected,
     ),
 ];
 

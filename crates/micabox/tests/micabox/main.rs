@@ -2,6 +2,7 @@
 
 mod examples;
 mod guests;
+mod kinds;
 mod mutations;
 mod readme;
 mod sdk;

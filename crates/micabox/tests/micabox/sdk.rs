@@ -364,7 +364,9 @@ fn a_sandbox_is_used_by_its_name_and_its_disk_is_started_from_again() {
     let Restore::Disk(copy) = Restore::new(sandboxes.store(), &snapshot).unwrap() else {
         panic!("a snapshot without memory boots");
     };
-    let copy = copy.guest(guest()).memory_mib(512).create().unwrap();
+    let copy = copy.guest(guest()).memory_mib(512).cold();
+    let copy = copy.create().unwrap();
+    assert!(copy.record().spec.cold);
     let finished = copy.exec(&shell("cat /kept")).unwrap().finish().unwrap();
     assert_eq!(finished.stdout, b"one\n");
     drop(copy);

@@ -7,7 +7,7 @@ use micabox_file::{FileKind, Segment};
 use micabox_memfs::{Errno, Lower, Stat};
 use micabox_overlay::lower::{self, Node};
 
-use super::{Shown, io, stat, without_marks};
+use super::{Shown, io, without_marks};
 
 /// A tree of an EROFS or ext4 filesystem.
 pub(super) struct Alone {
@@ -32,7 +32,7 @@ impl Lower for Alone {
     }
 
     fn stat(&self, number: u64) -> Result<Stat, Errno> {
-        let stat = stat(number, &self.node(number)?);
+        let stat = self.node(number)?.stat;
         Ok(match self.shown {
             Shown::BelowContainers {
                 has_one_owner: true,
@@ -50,7 +50,7 @@ impl Lower for Alone {
         let entry = entries.into_iter().map(|entry| {
             let kind = match entry.kind {
                 Some(kind) => kind,
-                None => self.node(entry.number)?.kind,
+                None => self.node(entry.number)?.stat.kind,
             };
             Ok((entry.name, entry.number, kind))
         });

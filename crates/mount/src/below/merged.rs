@@ -6,16 +6,17 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use micabox_file::{FileKind, Segment};
+use micabox_ground::lock;
 use micabox_memfs::{Errno, Lower, Stat};
 use micabox_overlay::lower::{self, Node};
 use micabox_overlay::upper::Upper;
 use micabox_overlay::view::{Directory, Entry, Slot, View};
 
 use super::alone::read;
-use super::{io, stat, without_marks};
+use super::{io, without_marks};
 
 /// Names with the numbers of their files.
 pub(crate) type Names = Vec<(Box<[u8]>, u64)>;
@@ -78,7 +79,7 @@ impl Merged {
     }
 
     fn layers(&self) -> MutexGuard<'_, Layers> {
-        self.layers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.layers)
     }
 
     /// Returns the file with a number.
@@ -133,25 +134,11 @@ impl Lower for Merged {
     }
 
     fn stat(&self, number: u64) -> Result<Stat, Errno> {
-        let found = match self.entry(number)? {
-            Entry::Below(node) => return Ok(stat(number, &node)),
-            Entry::Upper(found) => found,
+        let stat = match self.entry(number)? {
+            Entry::Below(node) => node.stat,
+            Entry::Upper(found) => found.into(),
         };
-        Ok(Stat {
-            number,
-            kind: found.kind().unwrap_or(FileKind::Fifo),
-            mode: found.mode & 0o7777,
-            links: found.links,
-            uid: found.uid,
-            gid: found.gid,
-            device: found.device,
-            size: found.size,
-            blocks: found.blocks,
-            atime: found.atime,
-            mtime: found.mtime,
-            ctime: found.ctime,
-            born: found.crtime,
-        })
+        Ok(Stat { number, ..stat })
     }
 
     fn list(&self, directory: u64) -> Result<Vec<(Box<[u8]>, u64, FileKind)>, Errno> {

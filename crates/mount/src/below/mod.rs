@@ -5,8 +5,8 @@ mod merged;
 
 use std::sync::Arc;
 
-use micabox_memfs::{Errno, Lower, Stat};
-use micabox_overlay::lower::{self, Node};
+use micabox_memfs::{Errno, Lower};
+use micabox_overlay::lower;
 use micabox_overlay::upper::Upper;
 use micabox_overlay::words::{is_marker, unescape_xattr_name};
 
@@ -49,25 +49,6 @@ enum Shown {
 /// `EIO` if the root can't be read.
 pub fn merged(upper: Box<dyn Upper + Send>, tree: Arc<lower::Lower>) -> Result<Arc<Merged>, Errno> {
     Ok(Arc::new(Merged::new(upper, tree)?))
-}
-
-/// Returns a file's attributes under a number.
-fn stat(number: u64, node: &Node) -> Stat {
-    Stat {
-        number,
-        kind: node.kind,
-        mode: node.permissions,
-        links: node.links,
-        uid: node.uid,
-        gid: node.gid,
-        device: node.device,
-        size: node.size,
-        blocks: node.blocks,
-        atime: node.atime,
-        mtime: node.mtime,
-        ctime: node.ctime,
-        born: node.born,
-    }
 }
 
 /// Returns attributes as overlayfs shows them: without its own, and with those that it escaped for an

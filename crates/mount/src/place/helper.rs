@@ -2,17 +2,12 @@
 //! `/dev/fuse` through a socket whose number is in its environment.
 
 use std::env;
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
-    recvmsg, socketpair,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::Shown;
 use crate::Error;
@@ -65,26 +60,12 @@ pub(super) fn mount(path: &Path, shown: Shown, is_for_one_user: bool) -> Result<
         let text = String::from_utf8_lossy(&output.stderr);
         return Err(failed(text.trim().to_owned()));
     }
-    receive(&ours).ok_or_else(|| failed(format!("{PROGRAM} handed over no device")))
-}
-
-/// Receives an open file.
-fn receive(socket: &OwnedFd) -> Option<OwnedFd> {
-    let mut byte = [0];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut byte)],
-        &mut control,
-        flags,
-    )
-    .ok()?;
-    control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        _ => None,
-    })
+    // A byte comes with it.
+    let received = micabox_socket::receive(&ours, &mut [0], 1);
+    let device = received
+        .ok()
+        .and_then(|received| received.descriptors.into_iter().next());
+    device.ok_or_else(|| failed(format!("{PROGRAM} handed over no device")))
 }
 
 /// Returns whether root lets users show their filesystems to others (fuse.conf(5)).

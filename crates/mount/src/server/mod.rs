@@ -12,11 +12,12 @@ mod statx;
 mod xattrs;
 
 use std::os::fd::OwnedFd;
-use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use micabox_fuse::message::{Attributes, Body, Reply, Request, Until};
 use micabox_fuse::{Answer, Channel, Offer, Server, flag, opcode};
+use micabox_ground::lock;
 use micabox_memfs::{Errno, Filesystem, Stat, Timestamp};
 
 use crate::Error;
@@ -165,7 +166,7 @@ impl<'a> Tree<'a> {
 
     /// Waits for the changes that are being made, and keeps others from beginning.
     pub fn freeze(&self) -> Frozen<'_> {
-        Frozen(self.changes.write().unwrap_or_else(PoisonError::into_inner))
+        Frozen(lock::write(&self.changes))
     }
 
     /// Returns the filesystem.
@@ -198,8 +199,7 @@ impl Server for Tree<'_> {
     }
 
     fn serve(&self, request: &Request<'_>, answer: Option<Answer<'_>>) {
-        let changing = opcode::changes(request.opcode)
-            .then(|| self.changes.read().unwrap_or_else(PoisonError::into_inner));
+        let changing = opcode::changes(request.opcode).then(|| lock::read(&self.changes));
         match answer {
             // These have no reply, so no error either.
             None => _ = request.forgotten(|node, count| self.files.forget(node, count)),

@@ -3,8 +3,8 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::Name;
 use super::message::{Code, Query, Verdict};
+use micabox_spec::network::Name;
 
 /// The proxy's view of a guest's message and of a resolver's response to it.
 #[derive(Debug)]

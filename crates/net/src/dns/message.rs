@@ -6,7 +6,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::Name;
+use micabox_spec::network::Name;
 
 const HEADER: usize = 12;
 /// In the second word of the header: the message is a response.

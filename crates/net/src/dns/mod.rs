@@ -18,7 +18,6 @@ use crate::io::Io;
 use crate::packet::send_udp;
 use crate::poll::Id;
 use message::{Code, Query, refuse_malformed};
-use micabox_spec::network::Name;
 use question::{Question, Step};
 pub(crate) use resolvers::{PORT, Resolvers};
 

@@ -4,6 +4,8 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use micabox_ground::random;
+
 use super::message::{Code, Query, Verdict, is_truncated, set_id};
 use crate::io::Io;
 use crate::poll::{Id, Token};
@@ -156,7 +158,7 @@ impl Asked {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let number = random()?;
+        let number = u16::from_ne_bytes(random()?);
         let socket = UdpSocket::bind((any, 0))?;
         socket.set_nonblocking(true)?;
         socket.connect(address)?;
@@ -168,10 +170,4 @@ impl Asked {
             resolver,
         })
     }
-}
-
-fn random() -> io::Result<u16> {
-    let mut bytes = [0; 2];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    Ok(u16::from_ne_bytes(bytes))
 }

@@ -4,12 +4,13 @@ mod attributes;
 mod problem;
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, Read};
+use std::io::Read;
 
 use micabox_ext4::{
     BlockDevice, Errno, Ext4, FileKind, Ino, Options, Owner, Segment, SetAttributes, SetXattr,
     Stat, Timestamp,
 };
+use micabox_ground::piece;
 
 use crate::lower::{Lower, Node};
 use crate::path::{Way, parent_and_name};
@@ -403,11 +404,11 @@ impl<D: BlockDevice> Edit<D> {
         let xattrs = self.view.lower.xattrs(below)?.into_iter();
         let attributes = Attributes {
             owner: Owner {
-                permissions: below.permissions,
-                uid: below.uid,
-                gid: below.gid,
+                permissions: below.stat.mode,
+                uid: below.stat.uid,
+                gid: below.stat.gid,
             },
-            mtime: Some(below.mtime),
+            mtime: Some(below.stat.mtime),
             // overlayfs's own attributes describe the layer they are in.
             xattrs: xattrs.filter(|(name, _)| !is_marker(name)).collect(),
         };
@@ -484,18 +485,12 @@ fn write<D: BlockDevice>(
     buffer: &mut [u8],
 ) -> Result<u64> {
     let mut total = 0;
-    loop {
-        let count = match contents.read(buffer) {
-            Ok(0) => return Ok(total),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error.into()),
-        };
-        let mut piece = buffer.get(..count).unwrap_or_default();
-        while !piece.is_empty() {
-            let written = upper.write(ino, offset.saturating_add(total), piece)?;
+    while let Some(mut left) = piece(contents, buffer)? {
+        while !left.is_empty() {
+            let written = upper.write(ino, offset.saturating_add(total), left)?;
             total += written as u64;
-            piece = piece.get(written..).unwrap_or_default();
+            left = left.get(written..).unwrap_or_default();
         }
     }
+    Ok(total)
 }

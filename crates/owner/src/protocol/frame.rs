@@ -12,6 +12,7 @@
 
 use std::marker::PhantomData;
 
+use micabox_socket::{Frames, TooLong};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -21,8 +22,7 @@ use super::MAX_DATA;
 /// default limits (2 MiB), with room for JSON's overhead.
 pub const MAX_MESSAGE: usize = 8 << 20;
 
-/// Bytes of the length field, and of kind and number.
-const LENGTH: usize = 4;
+/// Bytes of kind and number.
 const HEAD: usize = 5;
 
 /// One frame.
@@ -108,9 +108,7 @@ fn head(kind: u8, number: u32, length: usize, out: &mut Vec<u8>) {
 /// Decodes frames from a byte stream that arrives in pieces of any size.
 #[derive(Debug)]
 pub struct Decoder<M> {
-    buffer: Vec<u8>,
-    /// Bytes at the front of `buffer` that have been decoded.
-    consumed: usize,
+    frames: Frames,
     greeted: bool,
     message: PhantomData<fn() -> M>,
 }
@@ -118,8 +116,7 @@ pub struct Decoder<M> {
 impl<M> Default for Decoder<M> {
     fn default() -> Self {
         Self {
-            buffer: Vec::new(),
-            consumed: 0,
+            frames: Frames::default(),
             greeted: false,
             message: PhantomData,
         }
@@ -129,9 +126,7 @@ impl<M> Default for Decoder<M> {
 impl<M: DeserializeOwned> Decoder<M> {
     /// Adds the stream's next bytes.
     pub fn push(&mut self, bytes: &[u8]) {
-        self.buffer.drain(..self.consumed);
-        self.consumed = 0;
-        self.buffer.extend_from_slice(bytes);
+        self.frames.push(bytes);
     }
 
     /// Returns the next complete frame; None until more bytes are pushed. The preamble is checked
@@ -140,24 +135,15 @@ impl<M: DeserializeOwned> Decoder<M> {
     /// # Errors
     /// [`FrameError`]; the stream can't be decoded any further after one, except [`FrameError::Message`].
     pub fn next_frame(&mut self) -> Result<Option<Frame<M>>, FrameError> {
-        let pending = self.buffer.get(self.consumed..).unwrap_or_default();
         if !self.greeted {
-            let Some(preamble) = pending.first_chunk() else {
+            let Some(preamble) = self.frames.take_bytes() else {
                 return Ok(None);
             };
             super::check_preamble(preamble)?;
-            self.consumed += preamble.len();
             self.greeted = true;
-            return self.next_frame();
         }
-        let Some((length, rest)) = pending.split_first_chunk::<LENGTH>() else {
-            return Ok(None);
-        };
-        let length = u32::from_le_bytes(*length) as usize;
-        if length > HEAD + MAX_MESSAGE {
-            return Err(FrameError::TooLong(length));
-        }
-        let Some(frame) = rest.get(..length) else {
+        let frame = self.frames.take(HEAD + MAX_MESSAGE);
+        let Some(frame) = frame.map_err(|TooLong(length)| FrameError::TooLong(length))? else {
             return Ok(None);
         };
         let malformed = |why: &str| FrameError::Malformed(why.to_owned());
@@ -173,20 +159,17 @@ impl<M: DeserializeOwned> Decoder<M> {
             3 => Some(Pipe::Stderr),
             _ => return Err(malformed("an unknown kind")),
         };
-        let frame = match pipe {
+        match pipe {
             None => match serde_json::from_slice(body) {
-                Ok(message) => Frame::Message(number, message),
+                Ok(message) => Ok(Some(Frame::Message(number, message))),
                 Err(error) => {
                     let why = error.to_string();
-                    self.consumed += LENGTH + length;
-                    return Err(FrameError::Message { number, why });
+                    Err(FrameError::Message { number, why })
                 }
             },
-            Some(_) if body.len() > MAX_DATA => return Err(FrameError::TooLong(body.len())),
-            Some(pipe) => Frame::Data(number, pipe, body.to_vec()),
-        };
-        self.consumed += LENGTH + length;
-        Ok(Some(frame))
+            Some(_) if body.len() > MAX_DATA => Err(FrameError::TooLong(body.len())),
+            Some(pipe) => Ok(Some(Frame::Data(number, pipe, body.to_vec()))),
+        }
     }
 }
 

@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
-use micabox_wire::{Confinement, ExitStatus, Phase, StartFailed, TtySize, Ulimit};
+use micabox_wire::{Confinement, ExitStatus, Phase, TtySize, Ulimit};
 use serde::{Deserialize, Serialize};
 
-use super::Text;
-use crate::Lost;
+use super::{Failure, Text};
 
 /// A client's request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +93,9 @@ pub enum Request {
     },
     /// Request for [`Reply::Stats`].
     Stats,
+    /// Let this connection be no use of the sandbox while it has no command: the idle timeout runs.
+    /// Reply: [`Reply::Uncounted`].
+    Uncount,
     /// Give the sandbox another name. Reply: [`Reply::Renamed`].
     Rename {
         /// The name.
@@ -127,6 +129,9 @@ pub enum Request {
 pub struct Exec {
     /// Program and arguments. A program without a slash is looked for in PATH.
     pub argv: Vec<Text>,
+    /// A program that takes the place of `argv`'s first if there is no such file; empty for none.
+    #[serde(skip_serializing_if = "Text::is_empty")]
+    pub fallback: Text,
     /// The environment, names and values. PATH, HOSTNAME, HOME and, on a terminal, TERM are
     /// added if they are missing.
     pub env: Vec<(Text, Text)>,
@@ -158,7 +163,7 @@ pub struct Exec {
     pub grace: u64,
     /// Milliseconds that the guest may be silent about the running command while it is the guest's
     /// turn: while output can be taken, and stdin has ended or fills the guest's window. Then the
-    /// command is killed and fails with [`Kind::Silent`]; 0 stands for no limit.
+    /// command is killed and fails with [`Kind::Silent`](super::Kind::Silent); 0 stands for no limit.
     pub answer_timeout: u64,
     /// The command continues when the connection ends.
     pub detach: bool,
@@ -167,6 +172,10 @@ pub struct Exec {
     /// The command gets SIGPIPE when nothing reads an output's descriptor any more. Without this,
     /// the output is dropped.
     pub sigpipe: bool,
+    /// Output in frames that the client has granted no bytes for waits until it has, also after SIGKILL, and the end
+    /// with it. Without this, that output is dropped. The client leaves a command whose output it does not take.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub output_outlives_kill: bool,
     /// The client's description of the command, for later clients ([`Request::Commands`]); at most
     /// [`MAX_NOTE`](super::MAX_NOTE) bytes.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -351,6 +360,8 @@ pub enum Reply {
     Limited,
     /// What the sandbox uses.
     Stats(Stats),
+    /// The connection counts only while it has a command.
+    Uncounted,
     /// The sandbox has the name.
     Renamed,
     /// When the sandbox ends by itself, in milliseconds as in [`Request::Expire`].
@@ -399,55 +410,6 @@ pub enum Reply {
     },
     /// The request failed.
     Failed(Failure),
-}
-
-/// Why a request failed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Failure {
-    /// For programs.
-    pub kind: Kind,
-    /// For people.
-    pub message: String,
-    /// Why the command could not be started, if the kind is [`Kind::Start`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub start: Option<Box<StartFailed>>,
-    /// Why the sandbox was lost, if the kind is [`Kind::Lost`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lost: Option<Box<Lost>>,
-}
-
-/// Kinds of failures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// The request is not valid, or not now.
-    Invalid,
-    /// The machine could not be started.
-    Machine,
-    /// Something else uses what the sandbox needs: a port, a file, a name.
-    InUse,
-    /// The command could not be started.
-    Start,
-    /// Arguments and environment are longer than Linux accepts.
-    TooLong,
-    /// No command that runs has this process ID.
-    NotFound,
-    /// The sandbox is over, or is about to be.
-    Ending,
-    /// The sandbox is paused.
-    Paused,
-    /// The guest did not answer in time.
-    Silent,
-    /// The machine's monitor can't do that while the machine runs.
-    Unsupported,
-    /// The host has no control group that can limit the machine's process.
-    Unlimited,
-    /// The machine can't be saved, or did not stay frozen until [`Request::Thaw`].
-    NotFrozen,
-    /// The sandbox ended before the request was carried out.
-    Lost,
-    /// A command's output can't be written to where it was to go.
-    Unwritten,
 }
 
 /// A sandbox that is ready for commands.
@@ -508,34 +470,4 @@ pub struct Info {
     pub exec: Option<u64>,
     /// Microseconds from then until its first output.
     pub first_output: Option<u64>,
-}
-
-impl Failure {
-    /// Makes a failure of this kind.
-    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            start: None,
-            lost: None,
-        }
-    }
-}
-
-impl From<Lost> for Failure {
-    fn from(lost: Lost) -> Self {
-        Self {
-            lost: Some(Box::new(lost.clone())),
-            ..Self::new(Kind::Lost, lost.to_string())
-        }
-    }
-}
-
-impl From<StartFailed> for Failure {
-    fn from(start: StartFailed) -> Self {
-        Self {
-            start: Some(Box::new(start.clone())),
-            ..Self::new(Kind::Start, start.message)
-        }
-    }
 }

@@ -12,14 +12,15 @@
 use std::time::Duration;
 
 mod command;
+mod failure;
 pub mod frame;
 pub mod message;
 mod text;
 
+pub use failure::{Failure, Kind};
 pub use frame::{Decoder, Frame, FrameError};
 pub use message::{
-    Attach, ConfinementChange, Exec, Failure, Info, Kind, Limit, Place, Reply, Request, Stats,
-    Stream, Up,
+    Attach, ConfinementChange, Exec, Info, Limit, Place, Reply, Request, Stats, Stream, Up,
 };
 pub use text::Text;
 
@@ -31,6 +32,13 @@ pub const PREAMBLE: usize = 12;
 
 /// How long a client that keeps the machine frozen may be silent: its process may be stopped.
 pub const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Bytes of one output that the guest, the owner and the client may hold together, unless [`Exec::window`] says
+/// otherwise: enough to keep a fast writer busy, few enough for hundreds of commands.
+pub const WINDOW: u32 = 256 << 10;
+
+/// The largest [`Exec::window`]: what is more is cut to it.
+pub const MAX_WINDOW: u32 = 1 << 20;
 
 /// Most bytes of a stream in one frame.
 pub const MAX_DATA: usize = micabox_wire::MAX_DATA;

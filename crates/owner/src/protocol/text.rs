@@ -8,6 +8,13 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Text(#[serde(with = "micabox_wire::text")] pub Vec<u8>);
 
+impl Text {
+    /// Returns whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl From<&str> for Text {
     fn from(text: &str) -> Self {
         Self(text.as_bytes().to_vec())

@@ -6,12 +6,12 @@ use micabox_wire::{OutputStream, SendWindow};
 
 use super::Owner;
 use super::client::ClientId;
-use super::command::{Input, Sink, output_window};
+use super::command::{Input, InputOf};
+use super::commands::nothing_runs;
 use super::copies::Target;
+use super::output::{OUTPUTS, Sink, log_stream, output_window};
 use crate::descriptor::{Descriptor, Way};
 use crate::protocol::{Attach, Failure, Kind, Place, Reply};
-
-const OUTPUTS: [OutputStream; 2] = [OutputStream::Stdout, OutputStream::Stderr];
 
 /// Where an attached client has a stream.
 enum Given {
@@ -36,11 +36,14 @@ impl Owner {
         self.check_new(client, number)?;
         let us = (client, number);
         let (id, pid) = match attach.pid {
-            None => self.running_first()?,
-            Some(pid) => (self.running_with(pid)?, pid),
+            None => self.commands.running_first()?,
+            Some(pid) => (self.commands.running_with(pid)?, pid),
         };
-        let nothing = || Failure::new(Kind::Invalid, NOTHING_RUNS);
-        let command = self.commands.get_mut(&id).ok_or_else(nothing)?;
+        let command = self.commands.get_mut(id).ok_or_else(nothing_runs)?;
+        let input = InputOf {
+            client: us,
+            ends: false,
+        };
         let is_idle = matches!(command.stdin, Input::Idle);
         match stdin {
             Given::Descriptor(_) if command.input_of.is_some() => {
@@ -49,11 +52,11 @@ impl Owner {
             }
             Given::Descriptor(stdin) if is_idle => {
                 command.stdin = Input::Descriptor(Descriptor::new(stdin, Way::In));
-                command.input_of = Some(us);
+                command.input_of = Some(input);
             }
             Given::Frames if is_idle => {
                 command.stdin = Input::Frames;
-                command.input_of = Some(us);
+                command.input_of = Some(input);
             }
             Given::Nothing | Given::Frames | Given::Descriptor(_) => {}
         }
@@ -72,17 +75,15 @@ impl Owner {
         let attached = Reply::Attached {
             pid,
             tty: command.has_tty,
-            stdin: command.input_of == Some(us),
+            stdin: command.attached_input() == Some(us),
             window: if is_framed {
                 u32::try_from(command.stdin_window.available()).unwrap_or(u32::MAX)
             } else {
                 0
             },
         };
-        if let Some(client) = self.clients.get_mut(&client) {
-            client.attached.insert(number, id);
-        }
-        self.send(client, number, &attached);
+        self.clients.add_attached(client, number, id);
+        self.clients.send(client, number, &attached);
         Ok(())
     }
 
@@ -93,7 +94,7 @@ impl Owner {
             Place::Null => Ok(Given::Nothing),
             Place::Frames => Ok(Given::Frames),
             Place::Descriptor => {
-                let client = self.clients.get_mut(&client);
+                let client = self.clients.get_mut(client);
                 let descriptor = client.and_then(|client| client.descriptors.pop_front());
                 descriptor
                     .map(Given::Descriptor)
@@ -107,12 +108,12 @@ impl Owner {
 
     /// Lists the commands that run and have a note.
     pub(super) fn list(&mut self, client: ClientId, number: u32) {
-        let running = self.commands.values().filter(|command| command.runs());
-        let noted = running.filter(|command| !command.note.is_empty());
+        let commands = self.commands.values();
+        let noted = commands.filter(|command| !command.note.is_empty());
         let mut list: Vec<_> = noted
             .filter_map(|command| {
                 Some(Reply::Command {
-                    pid: *command.start.as_ref()?.as_ref().ok()?,
+                    pid: command.running_pid()?,
                     tty: command.has_tty,
                     note: command.note.clone(),
                 })
@@ -120,21 +121,8 @@ impl Owner {
             .collect();
         list.push(Reply::Listed);
         for reply in list {
-            self.send(client, number, &reply);
+            self.clients.send(client, number, &reply);
         }
-    }
-
-    /// Returns the number of the command with this PID, if it runs.
-    fn running_with(&self, pid: u32) -> Result<u32, Failure> {
-        let mut commands = self.commands.iter();
-        let found = commands.find(|(id, command)| {
-            let is_claimed = self.unclaimed != Some(**id);
-            is_claimed && command.runs() && matches!(command.start, Some(Ok(other)) if other == pid)
-        });
-        found.map(|(&id, _)| id).ok_or_else(|| {
-            let message = format!("no command with the process ID {pid} runs");
-            Failure::new(Kind::NotFound, message)
-        })
     }
 
     /// Lets more of an output be sent to a client that is attached.
@@ -145,11 +133,10 @@ impl Owner {
         stream: OutputStream,
         bytes: u32,
     ) {
-        let attached = self.clients.get(&client).map(|client| &client.attached);
-        let Some(&id) = attached.and_then(|attached| attached.get(&number)) else {
+        let Some(id) = self.clients.attached_by(client, number) else {
             return;
         };
-        let Some(command) = self.commands.get_mut(&id) else {
+        let Some(command) = self.commands.get_mut(id) else {
             return;
         };
         let copies = &mut command.output(stream).copies;
@@ -159,64 +146,29 @@ impl Owner {
         self.write_copies(id, stream);
     }
 
-    /// Returns the number and the PID of the first command if it runs, and belongs to a client.
-    fn running_first(&self) -> Result<(u32, u32), Failure> {
-        let first = self.first.filter(|first| !first.has_ended);
-        let first = first.filter(|first| self.unclaimed != Some(first.id));
-        let running = first.and_then(|first| {
-            let command = self.commands.get(&first.id)?;
-            let pid = *command.start.as_ref()?.as_ref().ok()?;
-            command.runs().then_some((first.id, pid))
-        });
-        running.ok_or_else(|| Failure::new(Kind::Invalid, NOTHING_RUNS))
-    }
-
-    /// Sends the first command a signal.
-    pub(super) fn signal_first(
-        &mut self,
-        client: ClientId,
-        number: u32,
-        signal: i32,
-    ) -> Result<(), Failure> {
-        if !(1..=libc::SIGRTMAX()).contains(&signal) {
-            return Err(Failure::new(
-                Kind::Invalid,
-                format!("no such signal: {signal}"),
-            ));
-        }
-        let (id, _) = self.running_first()?;
-        self.signal_alone(id, signal);
-        self.note("kill", &[("signal", signal.to_string())]);
-        // As with Docker: a command that is to end can't while the sandbox is paused. Other signals
-        // arrive when it is resumed.
-        if [libc::SIGKILL, self.stop_signal].contains(&signal) {
-            self.resume();
-        }
-        self.send(client, number, &Reply::Signaled);
-        Ok(())
-    }
-
     /// Detaches a client from a command that it is attached to.
     pub(super) fn leave_attached(&mut self, id: u32, us: (ClientId, u32)) {
-        if let Some(client) = self.clients.get_mut(&us.0) {
-            client.attached.remove(&us.1);
-        }
-        let Some(command) = self.commands.get_mut(&id) else {
+        self.clients.remove_attached(us.0, us.1);
+        let Some(command) = self.commands.get_mut(id) else {
             return;
         };
         // What the descriptor of a client that has ended the stdin still has is read first.
-        if command.input_of == Some(us) && !command.input_ends {
+        let input = InputOf {
+            client: us,
+            ends: false,
+        };
+        if command.input_of == Some(input) {
             command.input_of = None;
             if !matches!(command.stdin, Input::Closed) {
                 command.stdin = Input::Idle;
             }
         }
-        let is_running = command.exit.is_none();
+        let is_running = command.status().is_none();
         for stream in OUTPUTS {
             let output = command.output(stream);
             output.copies.remove(us);
             let credit = output.handed_on(0).filter(|_| is_running);
-            self.link.outbox.credit(id, stream, credit);
+            self.guest.credit(id, stream, credit);
         }
         self.complete(id);
     }
@@ -224,19 +176,17 @@ impl Owner {
     /// Detaches a command from its client: it continues with an idle stdin. The output of the one
     /// with the sandbox's lifetime goes to the log.
     pub(super) fn leave(&mut self, id: u32) {
-        let Some(command) = self.commands.get_mut(&id) else {
+        let Some(command) = self.commands.get_mut(id) else {
             return;
         };
-        if let Some((client, number)) = command.client.take()
-            && let Some(client) = self.clients.get_mut(&client)
-        {
-            client.commands.remove(&number);
+        if let Some((client, number)) = command.take_client() {
+            self.clients.remove_command(client, number);
         }
         let is_theirs = command.input_of.is_none();
         if is_theirs && matches!(command.stdin, Input::Frames | Input::Descriptor(_)) {
             command.stdin = Input::Idle;
         }
-        let (lifetime, is_running) = (command.lifetime, command.exit.is_none());
+        let (lifetime, is_running) = (command.lifetime, command.status().is_none());
         for stream in OUTPUTS {
             let output = command.output(stream);
             if matches!(output.sink, Sink::Log | Sink::Discard) {
@@ -247,13 +197,11 @@ impl Owner {
             if lifetime {
                 output.sink = Sink::Log;
                 if let Some(registrar) = self.registrar.as_mut().filter(|_| !held.is_empty()) {
-                    registrar.log(super::agent::log_stream(stream), &held);
+                    registrar.log(log_stream(stream), &held);
                 }
             }
-            self.link.outbox.credit(id, stream, credit);
+            self.guest.credit(id, stream, credit);
         }
         self.complete(id);
     }
 }
-
-const NOTHING_RUNS: &str = "the sandbox has no command that runs";

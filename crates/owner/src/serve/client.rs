@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use rustix::net::{RecvFlags, SendFlags};
+use micabox_socket::Received;
+use rustix::io::Errno;
 
 use crate::protocol::frame::{self, Pipe};
 use crate::protocol::{Decoder, Frame, FrameError, Reply, Request, preamble};
-use crate::socket;
 
 /// Unsent bytes from which on no more requests are read from a client.
 const FULL: usize = 1 << 20;
@@ -44,6 +44,8 @@ pub(super) struct Client {
     pub(super) attached: BTreeMap<u32, u32>,
     /// The client sends no more requests, and still receives messages.
     pub(super) has_ended: bool,
+    /// It is no use of the sandbox but for its commands.
+    pub(super) is_uncounted: bool,
 }
 
 impl Client {
@@ -59,6 +61,7 @@ impl Client {
             commands: BTreeMap::new(),
             attached: BTreeMap::new(),
             has_ended: false,
+            is_uncounted: false,
         })
     }
 
@@ -67,7 +70,7 @@ impl Client {
     }
 
     /// As [`Client::reply`], with a descriptor. At most as many replies of this kind may be unsent as
-    /// descriptors go with one piece of the stream.
+    /// a client takes descriptors with one piece of the stream.
     pub(super) fn reply_with(&mut self, number: u32, reply: &Reply, descriptor: Arc<File>) {
         self.outgoing_descriptors.push(descriptor);
         self.reply(number, reply);
@@ -99,13 +102,12 @@ impl Client {
         while self.has_unsent() {
             let unsent = self.outgoing.get(self.sent..).unwrap_or_default();
             let descriptors: Vec<_> = self.outgoing_descriptors.iter().map(AsFd::as_fd).collect();
-            match socket::send(&self.socket, unsent, &descriptors, SendFlags::DONTWAIT) {
+            match micabox_socket::send_now(&self.socket, unsent, &descriptors) {
                 Ok(count) => {
                     self.sent += count;
                     self.outgoing_descriptors.clear();
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(Errno::AGAIN) => break,
                 Err(_) => self.sent = self.outgoing.len(),
             }
         }
@@ -122,18 +124,14 @@ impl Client {
 
     /// Reads and decodes what has arrived; false at the end of the connection.
     pub(super) fn receive(&mut self, buffer: &mut [u8]) -> bool {
-        match socket::receive(
-            &self.socket,
-            buffer,
-            &mut self.descriptors,
-            RecvFlags::DONTWAIT,
-        ) {
-            Ok(0) => false,
-            Ok(count) => {
-                self.decoder.push(buffer.get(..count).unwrap_or_default());
+        match micabox_socket::receive_what_fits(&self.socket, buffer, MOST_DESCRIPTORS) {
+            Ok(Received { bytes: 0, .. }) => false,
+            Ok(Received { bytes, descriptors }) => {
+                self.decoder.push(buffer.get(..bytes).unwrap_or_default());
+                self.descriptors.extend(descriptors);
                 self.descriptors.len() <= MOST_DESCRIPTORS
             }
-            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+            Err(errno) => errno == Errno::AGAIN,
         }
     }
 

@@ -1,67 +1,106 @@
 //! The state of a command in the guest, and of its streams.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use micabox_wire::{ExitStatus, OutputStream, ReceiveWindow, SendWindow, StartFailed, WindowError};
+use micabox_wire::{ExitStatus, OutputStream, SendWindow, StartFailed};
 
 use super::client::ClientId;
-use super::copies::Copies;
+use super::output::{Output, Sink, output_window};
 use crate::descriptor::Descriptor;
-use crate::protocol::{Exec, Stream};
-
-/// Bytes of one output that the guest may have in flight or the owner may hold: enough to keep a
-/// fast writer busy, few enough for hundreds of commands.
-const WINDOW: u32 = 256 << 10;
-
-/// Largest window that a client may request, in bytes.
-const MAX_WINDOW: u32 = 1 << 20;
+use crate::protocol::{Exec, WINDOW};
 
 /// A command.
 #[derive(Debug)]
 pub(super) struct Command {
-    /// The client that started it, and the client's number for it.
-    pub(super) client: Option<(ClientId, u32)>,
-    /// The guest's answer to the request to start it: its PID, or why not.
-    pub(super) start: Option<Result<u32, StartFailed>>,
-    pub(super) started: Option<Instant>,
-    pub(super) first_output: Option<Instant>,
-    pub(super) exit: Option<ExitStatus>,
+    pub(super) stage: Stage,
+    pub(super) reader: Reader,
     pub(super) stdin: Input,
     /// The guest's window for stdin.
     pub(super) stdin_window: SendWindow,
+    /// The attached client that its stdin comes from.
+    pub(super) input_of: Option<InputOf>,
     pub(super) stdout: Output,
     pub(super) stderr: Output,
+    /// Why its output can't be written, though something may read it.
+    pub(super) unwritten: Option<String>,
     pub(super) lifetime: bool,
     pub(super) detach: bool,
     pub(super) measure: bool,
     pub(super) sigpipe: bool,
-    /// Why its output can't be written, though something may read it.
-    pub(super) unwritten: Option<String>,
+    pub(super) output_outlives_kill: bool,
+    pub(super) has_tty: bool,
     /// Its start was noted as an event, and its end will be.
     pub(super) is_noted: bool,
-    pub(super) has_tty: bool,
-    /// The attached client that its stdin comes from.
-    pub(super) input_of: Option<(ClientId, u32)>,
-    /// Its stdin ends where that client's descriptor does.
-    pub(super) input_ends: bool,
     /// The client's description of it, for other clients.
     pub(super) note: String,
-    /// Its time is over, and it has got its stop signal but no SIGKILL.
-    pub(super) timed_out: bool,
-    /// How long it may run, and the time between its stop signal and SIGKILL.
-    pub(super) timeout: Option<Duration>,
+    pub(super) kill: Kill,
+    pub(super) time: Time,
+    /// The time between its stop signal and SIGKILL.
     pub(super) grace: Duration,
-    /// It is killed if it starts: its client is gone.
-    pub(super) is_abandoned: bool,
-    /// It was sent SIGKILL: output that its client does not take does not hold up its end.
-    pub(super) is_killed: bool,
     /// When the guest must have answered: about its start, or, with `answer_timeout`, at all.
     pub(super) answer_by: Option<Instant>,
     /// How long the guest may be silent about the running command while it is the guest's turn.
     pub(super) answer_timeout: Option<Duration>,
-    /// When it gets its stop signal or, after that, SIGKILL.
-    pub(super) deadline: Option<Instant>,
+}
+
+/// How far a command is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The guest has not answered the request to start it.
+    Requested,
+    /// The guest could not start it.
+    Failed(StartFailed),
+    Running {
+        pid: u32,
+    },
+    /// It has ended. Some of its output may not have been written yet.
+    Ended {
+        pid: u32,
+        status: ExitStatus,
+    },
+}
+
+/// Who reads a command's output, and is notified of its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reader {
+    /// The client that will reattach it: it is the first command of a copy.
+    Awaited,
+    /// The client that started or reattached it, and the client's number for it.
+    Client(ClientId, u32),
+    /// None: its client has left it, or is gone.
+    Gone,
+}
+
+/// Whether a command is to be killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kill {
+    No,
+    /// With SIGKILL: output that its client does not take does not hold up its end.
+    Asked,
+    /// As well if it starts only now: its client is gone.
+    Abandoned,
+}
+
+/// The time that a command may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Time {
+    /// Not limited, or not any more.
+    Unlimited,
+    /// It gets its stop signal at `until`, which is set when it has started.
+    Limited {
+        timeout: Duration,
+        until: Option<Instant>,
+    },
+    /// Its time is over, and it has got its stop signal. It gets SIGKILL at `until`.
+    Over { until: Option<Instant> },
+}
+
+/// A client that is attached to a command's stdin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct InputOf {
+    pub(super) client: (ClientId, u32),
+    /// The command's stdin ends where the client's descriptor does.
+    pub(super) ends: bool,
 }
 
 /// Where a command's streams come from and go to.
@@ -82,63 +121,61 @@ pub(super) enum Input {
     Descriptor(Descriptor),
 }
 
-/// Where an output goes.
-#[derive(Debug)]
-pub(super) enum Sink {
-    /// Held until a client claims the command.
-    Held,
-    Discard,
-    /// A descriptor that nothing reads any more.
-    Broken,
-    Frames,
-    Log,
-    Descriptor(Descriptor),
+impl Input {
+    /// Reads into `buffer`. Returns None at the end, and 0 if nothing is there now.
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        match self {
+            Self::Descriptor(descriptor) => match descriptor.read(buffer) {
+                Ok(Some(0)) | Err(_) => None,
+                Ok(count) => Some(count.unwrap_or(0)),
+            },
+            Self::Closed | Self::Idle | Self::Frames => None,
+        }
+    }
 }
 
-/// An output.
-#[derive(Debug)]
-pub(super) struct Output {
-    pub(super) sink: Sink,
-    /// Bytes that the descriptor has not accepted yet.
-    pending: VecDeque<u8>,
-    /// Copies, for clients that have attached to the command.
-    pub(super) copies: Copies,
-    /// Bytes that were handed on while a copy was behind: the guest gets no credit for them yet.
-    owed: usize,
-    window: ReceiveWindow,
+impl Time {
+    /// Returns when the command gets its next signal.
+    pub(super) fn until(&self) -> Option<Instant> {
+        match self {
+            Self::Unlimited => None,
+            Self::Limited { until, .. } | Self::Over { until } => *until,
+        }
+    }
+
+    /// Begins the time of a command that has started.
+    pub(super) fn begin(&mut self) {
+        if let Self::Limited { timeout, until } = self {
+            *until = Instant::now().checked_add(*timeout);
+        }
+    }
 }
 
 impl Command {
     /// Makes a command that no client has claimed yet: its output is held.
     pub(super) fn unclaimed() -> Self {
         Self {
-            client: None,
-            start: None,
-            started: None,
-            first_output: None,
-            exit: None,
+            stage: Stage::Requested,
+            reader: Reader::Awaited,
             stdin: Input::Closed,
             stdin_window: SendWindow::new(0),
+            input_of: None,
             stdout: Output::new(Sink::Held, WINDOW),
             stderr: Output::new(Sink::Held, WINDOW),
+            unwritten: None,
             lifetime: false,
             detach: false,
             measure: false,
             sigpipe: false,
-            unwritten: None,
-            is_noted: false,
+            output_outlives_kill: false,
             has_tty: false,
-            input_of: None,
-            input_ends: false,
+            is_noted: false,
             note: String::new(),
-            timed_out: false,
-            is_abandoned: false,
-            is_killed: false,
+            kill: Kill::No,
+            time: Time::Unlimited,
+            grace: Duration::ZERO,
             answer_by: None,
             answer_timeout: None,
-            deadline: None,
-            grace: Duration::ZERO,
-            timeout: None,
         }
     }
 
@@ -158,7 +195,7 @@ impl Command {
 
     /// Gives the command to a client.
     pub(super) fn claim(&mut self, client: (ClientId, u32), exec: &Exec, streams: Streams) {
-        self.client = Some(client);
+        self.reader = Reader::Client(client.0, client.1);
         self.stdin = streams.stdin;
         self.stdout.sink = streams.stdout;
         self.stderr.sink = streams.stderr;
@@ -166,20 +203,80 @@ impl Command {
         self.detach = exec.detach;
         self.measure = exec.measure;
         self.sigpipe = exec.sigpipe;
+        self.output_outlives_kill = exec.output_outlives_kill;
         let limit = |millis| (millis > 0).then(|| Duration::from_millis(millis));
-        self.timeout = limit(exec.timeout);
+        self.time = match limit(exec.timeout) {
+            Some(timeout) => Time::Limited {
+                timeout,
+                until: None,
+            },
+            None => Time::Unlimited,
+        };
         self.answer_timeout = limit(exec.answer_timeout);
         self.grace = Duration::from_millis(exec.grace);
     }
 
+    /// Returns the client that it belongs to.
+    pub(super) fn client(&self) -> Option<(ClientId, u32)> {
+        match self.reader {
+            Reader::Client(client, number) => Some((client, number)),
+            Reader::Awaited | Reader::Gone => None,
+        }
+    }
+
+    /// Takes it from its client, which is returned.
+    pub(super) fn take_client(&mut self) -> Option<(ClientId, u32)> {
+        let client = self.client();
+        self.reader = Reader::Gone;
+        client
+    }
+
+    /// Returns whether no client has claimed it yet, and one may.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.reader == Reader::Awaited
+    }
+
     /// Returns the client whose frames are its stdin.
     pub(super) fn typist(&self) -> Option<(ClientId, u32)> {
-        let client = self.input_of.or(self.client);
+        let client = self.attached_input().or(self.client());
         client.filter(|_| matches!(self.stdin, Input::Frames))
     }
 
+    /// Returns the attached client that its stdin comes from.
+    pub(super) fn attached_input(&self) -> Option<(ClientId, u32)> {
+        self.input_of.map(|input| input.client)
+    }
+
+    /// Returns whether the guest has not answered the request to start it.
+    pub(super) fn is_requested(&self) -> bool {
+        self.stage == Stage::Requested
+    }
+
+    /// Returns its PID if it runs.
+    pub(super) fn running_pid(&self) -> Option<u32> {
+        match self.stage {
+            Stage::Running { pid } => Some(pid),
+            Stage::Requested | Stage::Failed(_) | Stage::Ended { .. } => None,
+        }
+    }
+
     pub(super) fn runs(&self) -> bool {
-        self.started.is_some() && self.exit.is_none()
+        self.running_pid().is_some()
+    }
+
+    /// Notes how it ended, if it runs.
+    pub(super) fn end(&mut self, status: ExitStatus) {
+        if let Stage::Running { pid } = self.stage {
+            self.stage = Stage::Ended { pid, status };
+        }
+    }
+
+    /// Returns how it ended.
+    pub(super) fn status(&self) -> Option<ExitStatus> {
+        match self.stage {
+            Stage::Ended { status, .. } => Some(status),
+            Stage::Requested | Stage::Failed(_) | Stage::Running { .. } => None,
+        }
     }
 
     pub(super) fn output(&mut self, stream: OutputStream) -> &mut Output {
@@ -187,6 +284,11 @@ impl Command {
             OutputStream::Stdout => &mut self.stdout,
             OutputStream::Stderr => &mut self.stderr,
         }
+    }
+
+    /// Returns whether output that its client has granted no bytes for is dropped.
+    pub(super) fn drops_output(&self) -> bool {
+        self.kill != Kill::No && !self.output_outlives_kill
     }
 
     /// Returns whether all its output has been written.
@@ -209,10 +311,11 @@ impl Command {
 
     /// Returns whether the guest can send no output, or waits for stdin.
     fn waits_for_client(&self) -> bool {
-        let is_held =
-            |output: &Output| matches!(output.sink, Sink::Frames) && output.window.available() == 0;
         let can_send = !matches!(self.stdin, Input::Closed) && self.stdin_window.available() > 0;
-        can_send || !self.is_written() || is_held(&self.stdout) || is_held(&self.stderr)
+        can_send
+            || !self.is_written()
+            || self.stdout.waits_for_credit()
+            || self.stderr.waits_for_credit()
     }
 
     /// Drops what could not be written.
@@ -227,173 +330,9 @@ impl Command {
     pub(super) fn attached(&self) -> Vec<(ClientId, u32)> {
         let copies = self.stdout.copies.iter().chain(self.stderr.copies.iter());
         let mut clients: Vec<_> = copies.map(|copy| copy.client).collect();
-        clients.extend(self.input_of);
+        clients.extend(self.attached_input());
         clients.sort_unstable();
         clients.dedup();
         clients
-    }
-}
-
-/// Returns the bytes that may be sent before the client, or the owner, grants more.
-pub(super) fn output_window(window: u32) -> u32 {
-    match window {
-        0 => WINDOW,
-        window => window.min(MAX_WINDOW),
-    }
-}
-
-impl From<Stream> for OutputStream {
-    fn from(stream: Stream) -> Self {
-        match stream {
-            Stream::Stdout => Self::Stdout,
-            Stream::Stderr => Self::Stderr,
-        }
-    }
-}
-
-impl Output {
-    fn new(sink: Sink, window: u32) -> Self {
-        Self {
-            sink,
-            pending: VecDeque::new(),
-            copies: Copies::default(),
-            owed: 0,
-            window: ReceiveWindow::new(window),
-        }
-    }
-
-    /// Returns the bytes that the guest may send before it gets more credit.
-    pub(super) fn window_size(&self) -> u32 {
-        self.window.size()
-    }
-
-    /// Returns whether some output has not been written yet.
-    pub(super) fn is_pending(&self) -> bool {
-        !self.pending.is_empty()
-    }
-
-    /// Accounts for bytes that the guest sent.
-    pub(super) fn received(&mut self, count: usize) -> Result<(), WindowError> {
-        self.window.received(count)
-    }
-
-    /// Accounts for bytes that are no longer held. Returns credit for the guest, if it is due.
-    pub(super) fn handed_on(&mut self, count: usize) -> Option<u32> {
-        self.owed = self.owed.saturating_add(count);
-        if !self.copies.are_written() {
-            return None;
-        }
-        self.window.handed_on(std::mem::take(&mut self.owed))
-    }
-
-    /// Writes pending bytes and then `data` to the descriptor, as far as it accepts them; the rest
-    /// stays pending. Returns the number of bytes written.
-    ///
-    /// # Errors
-    /// Those of write(2): all later writes would fail as well.
-    pub(super) fn write(&mut self, data: &[u8]) -> rustix::io::Result<usize> {
-        let descriptor = match &self.sink {
-            Sink::Descriptor(descriptor) => descriptor,
-            Sink::Held => {
-                self.pending.extend(data);
-                return Ok(0);
-            }
-            Sink::Broken => return Err(rustix::io::Errno::PIPE),
-            Sink::Discard | Sink::Frames | Sink::Log => return Ok(data.len()),
-        };
-        write_some(descriptor, &mut self.pending, data)
-    }
-
-    /// Takes the bytes held until now.
-    pub(super) fn take_held(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.pending).into()
-    }
-
-    /// Drops all later bytes if the client has granted no more. Returns credit for the guest, if it is due.
-    pub(super) fn discard_unless_granted(&mut self) -> Option<u32> {
-        let is_held = matches!(self.sink, Sink::Frames) && self.window.available() == 0;
-        if is_held { self.discard() } else { None }
-    }
-
-    /// Drops pending and all later bytes. Returns credit for the guest, if it is due.
-    pub(super) fn discard(&mut self) -> Option<u32> {
-        self.sink = Sink::Discard;
-        self.pending.clear();
-        // Bytes that were sent to a client, which will not acknowledge them any more, count as
-        // well.
-        self.handed_on(usize::MAX)
-    }
-}
-
-/// Writes `pending` and then `data` to a descriptor, as far as it accepts them; the rest stays
-/// pending. Returns the number of bytes written.
-pub(super) fn write_some(
-    descriptor: &Descriptor,
-    pending: &mut VecDeque<u8>,
-    mut data: &[u8],
-) -> rustix::io::Result<usize> {
-    let mut written = 0;
-    while !pending.is_empty() {
-        let (front, _) = pending.as_slices();
-        let count = descriptor.write(front)?;
-        if count == 0 {
-            break;
-        }
-        pending.drain(..count);
-        written += count;
-    }
-    while pending.is_empty() && !data.is_empty() {
-        let count = descriptor.write(data)?;
-        if count == 0 {
-            break;
-        }
-        written += count;
-        data = data.get(count..).unwrap_or_default();
-    }
-    pending.extend(data);
-    Ok(written)
-}
-
-impl Input {
-    /// Reads into `buffer`. Returns None at the end, and 0 if nothing is there now.
-    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        match self {
-            Self::Descriptor(descriptor) => match descriptor.read(buffer) {
-                Ok(Some(0)) | Err(_) => None,
-                Ok(count) => Some(count.unwrap_or(0)),
-            },
-            Self::Closed | Self::Idle | Self::Frames => None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Read;
-
-    use super::*;
-
-    #[test]
-    fn output_that_a_full_descriptor_refuses_waits_in_order() {
-        let (mut reader, writer) = std::io::pipe().unwrap();
-        let descriptor = Descriptor::new(writer.into(), crate::descriptor::Way::Out);
-        let mut output = Output::new(Sink::Descriptor(descriptor), 1 << 20);
-        let data: Vec<u8> = (0..200_000_u32).map(|number| number as u8).collect();
-        let mut written = 0;
-        for part in data.chunks(30_000) {
-            output.received(part.len()).unwrap();
-            written += output.write(part).unwrap();
-        }
-        assert!(output.is_pending());
-        let mut read = Vec::new();
-        let mut buffer = [0; 10_000];
-        while read.len() < data.len() {
-            let count = reader.read(&mut buffer).unwrap();
-            read.extend_from_slice(&buffer[..count]);
-            written += output.write(&[]).unwrap();
-        }
-        assert_eq!((read, written), (data.clone(), data.len()));
-        drop(reader);
-        output.write(b"x").unwrap_err();
     }
 }

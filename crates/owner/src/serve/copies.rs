@@ -7,7 +7,6 @@ use micabox_wire::{MAX_DATA, SendWindow, WindowError};
 use rustix::io::Errno;
 
 use super::client::ClientId;
-use super::command::write_some;
 use crate::descriptor::Descriptor;
 
 /// The copies of one output.
@@ -86,7 +85,7 @@ impl Copies {
             match &mut copy.to {
                 Target::Nothing => {}
                 Target::Descriptor(descriptor) => {
-                    if let Err(why) = write_some(descriptor, &mut copy.pending, data) {
+                    if let Err(why) = descriptor.write_after(&mut copy.pending, data) {
                         broken.push((copy.client, why));
                     }
                 }

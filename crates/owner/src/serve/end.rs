@@ -7,10 +7,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::client::ClientId;
-use super::shutdown::exit_code;
 use super::work::{FLUSH_TIMEOUT, LAG, SHUTDOWN_TIMEOUT, Work};
 use crate::protocol::{Failure, Kind};
 use crate::{Lost, LostReason};
+
+/// Time between the first command's stop signal and SIGKILL when the sandbox ends by itself, or when
+/// a signal ends the owner.
+pub(super) const SIGNAL_GRACE: Duration = Duration::from_secs(10);
 
 /// Interval of checks on a guest that should end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -201,4 +204,9 @@ impl End {
             result => result,
         }
     }
+}
+
+/// Returns the exit code of a command that a signal has ended.
+pub(super) fn exit_code(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

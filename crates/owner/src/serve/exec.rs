@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
-use micabox_wire::{Confinement, OutputStream, ToGuest, encode};
+use micabox_wire::{Confinement, OutputStream, ToGuest};
 
 use super::Owner;
 use super::client::ClientId;
-use super::command::{self, Command, Input, Sink, Streams};
+use super::command::{Command, Input, Streams};
+use super::output::{Sink, output_window};
 use crate::descriptor::{Descriptor, Way};
 use crate::protocol::{Exec, Failure, Kind, MAX_NOTE, Place, Text};
 
@@ -27,11 +28,7 @@ impl Owner {
             let message = format!("the note is longer than {MAX_NOTE} bytes");
             return Err(Failure::new(Kind::Invalid, message));
         }
-        while self.commands.contains_key(&self.next_command) {
-            self.next_command = self.next_command.wrapping_add(1);
-        }
-        let id = self.next_command;
-        self.next_command = id.wrapping_add(1);
+        let id = self.commands.new_id();
         // The agent's own programs execute nothing of the sandbox's: as `docker cp`, they may what root may.
         let is_agents = exec
             .argv
@@ -40,10 +37,11 @@ impl Owner {
         let confinement = if is_agents {
             exec.confinement.of(&Confinement::default())
         } else {
-            exec.confinement.of(&self.confinement)
+            exec.confinement.of(&self.sandbox.confinement)
         };
         let spec = micabox_wire::Exec {
             argv: exec.argv.iter().map(|text| text.0.clone()).collect(),
+            fallback: exec.fallback.0.clone(),
             env: exec
                 .env
                 .iter()
@@ -54,20 +52,20 @@ impl Owner {
             user: exec.user.clone(),
             tty: exec.tty,
             stdin: !matches!(streams.stdin, Input::Closed),
-            output_window: command::output_window(exec.window),
+            output_window: output_window(exec.window),
             confinement,
         };
         let request = ToGuest::Exec {
             id,
             spec: Box::new(spec),
         };
-        if encode(&request, &mut Vec::new()).is_err() {
+        if request.check_length().is_err() {
             let message = "arguments and environment are too long";
             return Err(Failure::new(Kind::TooLong, message));
         }
-        self.link.outbox.push(request);
+        self.guest.send(request);
         let mut command = Command::new((client, number), exec, streams);
-        command.answer_by = Instant::now().checked_add(self.patience);
+        command.answer_by = Instant::now().checked_add(self.guest.patience);
         if !exec.lifetime && !is_agents {
             command.is_noted = true;
             self.note(
@@ -76,17 +74,7 @@ impl Owner {
             );
         }
         self.commands.insert(id, command);
-        if exec.lifetime {
-            self.first.get_or_insert(super::First {
-                id,
-                started: None,
-                first_output: None,
-                has_ended: false,
-            });
-        }
-        if let Some(client) = self.clients.get_mut(&client) {
-            client.commands.insert(number, id);
-        }
+        self.clients.add_command(client, number, id);
         Ok(())
     }
 
@@ -100,16 +88,14 @@ impl Owner {
         let streams = self.streams(client, exec)?;
         self.check_new(client, number)?;
         let nothing = || Failure::new(Kind::Invalid, "nothing runs in the sandbox");
-        let id = self.unclaimed.take().ok_or_else(nothing)?;
-        let command = self.commands.get_mut(&id).ok_or_else(nothing)?;
+        let id = self.commands.awaited().ok_or_else(nothing)?;
+        let command = self.commands.get_mut(id).ok_or_else(nothing)?;
         let held = [
             (OutputStream::Stdout, command.stdout.take_held()),
             (OutputStream::Stderr, command.stderr.take_held()),
         ];
         command.claim((client, number), exec, streams);
-        if let Some(client) = self.clients.get_mut(&client) {
-            client.commands.insert(number, id);
-        }
+        self.clients.add_command(client, number, id);
         self.started(id);
         for (stream, held) in held {
             self.pass_on(id, stream, &held);
@@ -120,28 +106,26 @@ impl Owner {
 
     /// Checks that a client can have a new command with this number.
     pub(super) fn check_new(&self, client: ClientId, number: u32) -> Result<(), Failure> {
-        let is_attached = self.is_attached(client, number);
-        let client = self.clients.get(&client);
-        if is_attached || client.is_some_and(|client| client.commands.contains_key(&number)) {
+        if self.clients.command_of(client, number).is_some() {
             let message = format!("request {number} is a command that runs");
             return Err(Failure::new(Kind::Invalid, message));
         }
-        if let Some(lost) = &self.lost {
+        if let Some(lost) = &self.guest.lost {
             return Err(lost.clone().into());
         }
         if self.end.has_begun() {
             return Err(Failure::new(Kind::Ending, "the sandbox is about to end"));
         }
-        if self.up.is_none() {
+        if self.guest.up.is_none() {
             return Err(Failure::new(Kind::Invalid, "the sandbox is not ready yet"));
         }
-        self.check_not_paused()
+        self.saving.check_not_paused()
     }
 
     /// Returns where the streams of a command go, with the descriptors that came with the request.
     fn streams(&mut self, client: ClientId, exec: &Exec) -> Result<Streams, Failure> {
         let missing = || Failure::new(Kind::Invalid, "a descriptor is missing");
-        let client = self.clients.get_mut(&client).ok_or_else(missing)?;
+        let client = self.clients.get_mut(client).ok_or_else(missing)?;
         let mut next = || client.descriptors.pop_front().ok_or_else(missing);
         let stdin = match exec.stdin {
             Place::Null => Input::Closed,

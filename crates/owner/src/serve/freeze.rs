@@ -1,8 +1,8 @@
 //! Requests to freeze the machine, and their replies.
 
 use std::os::fd::OwnedFd;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use micabox_ground::{clock, random};
 use micabox_vmm::Snapshot;
 use micabox_wire::ToGuest;
 
@@ -24,15 +24,15 @@ impl Owner {
         if let Some(memory) = memory.as_mut().filter(|_| delta) {
             memory.base = self.machine.base();
         }
-        if self.end.has_begun() || self.lost.is_some() {
+        if self.end.has_begun() || self.guest.lost.is_some() {
             return Err(Failure::new(Kind::Ending, "the sandbox is about to end"));
         }
         if memory.is_some()
-            && let Err(why) = &self.saves
+            && let Err(why) = &self.saving.description
         {
             return Err(Failure::new(Kind::NotFrozen, why.clone()));
         }
-        self.freezer.push(FreezeRequest {
+        self.saving.freezer.push(FreezeRequest {
             client,
             number,
             memory,
@@ -44,7 +44,7 @@ impl Owner {
     /// Returns the files that came with a request to save a machine.
     fn snapshot(&mut self, client: ClientId) -> Result<Snapshot, Failure> {
         let missing = || Failure::new(Kind::Invalid, "two files are needed for the machine");
-        let client = self.clients.get_mut(&client).ok_or_else(missing)?;
+        let client = self.clients.get_mut(client).ok_or_else(missing)?;
         let mut next = || {
             let file: Option<OwnedFd> = client.descriptors.pop_front();
             file.map(std::fs::File::from).ok_or_else(missing)
@@ -54,46 +54,45 @@ impl Owner {
 
     /// Notifies the client that the machine is frozen.
     pub(super) fn frozen(&mut self) {
-        let Some(request) = self.freezer.current() else {
+        let Some(request) = self.saving.freezer.current() else {
             return;
         };
         let (client, number) = (request.client, request.number);
-        let note = match (&request.memory, &self.saves) {
+        let note = match (&request.memory, &self.saving.description) {
             (Some(_), Ok(note)) => note.clone(),
             _ => serde_json::Value::Null,
         };
         let base = request.memory.as_ref();
         let base = base.and_then(|memory| memory.base.clone());
-        let first = self.first.filter(|first| !first.has_ended);
+        let first = self.commands.living_first();
         let reply = Reply::Frozen {
             main: first.map(|first| first.id),
             note,
             base: base.is_some(),
         };
         match base {
-            Some(base) => self.send_with(client, number, &reply, base),
-            None => self.send(client, number, &reply),
+            Some(base) => self.clients.send_with(client, number, &reply, base),
+            None => self.clients.send(client, number, &reply),
         }
     }
 
     /// Handles the end of a freeze: the machine runs again, or never was frozen.
     pub(super) fn freeze_over(&mut self, over: Result<bool, String>) {
-        let saved = self.freezer.saves();
-        let Some(request) = self.freezer.end() else {
+        let saved = self.saving.freezer.saves();
+        let Some(request) = self.saving.freezer.end() else {
             return;
         };
-        if saved && self.is_linked {
-            let mut entropy = [0; 32];
-            match getrandom::fill(&mut entropy) {
-                Ok(()) => self.link.outbox.release(ToGuest::Thaw {
-                    wall_clock: wall_clock(),
+        if saved && self.guest.is_linked {
+            match random() {
+                Ok(entropy) => self.guest.link.outbox.release(ToGuest::Thaw {
+                    wall_clock: clock::now_as_parts(),
                     entropy,
                 }),
                 // A guest must not continue with the same random numbers as its copy.
                 Err(_) => self.machine.kill(),
             }
         }
-        let is_ending = self.lost.is_some() || self.end.has_begun() || self.end.is_killed;
+        let is_ending = self.guest.lost.is_some() || self.end.has_begun() || self.end.is_killed;
         let reply = match over {
             Ok(true) => Reply::Thawed,
             _ if is_ending => {
@@ -105,18 +104,7 @@ impl Owner {
             }
             Err(why) => Reply::Failed(Failure::new(Kind::NotFrozen, why)),
         };
-        self.send(request.client, request.number, &reply);
+        self.clients.send(request.client, request.number, &reply);
         self.next_freeze();
-    }
-}
-
-/// Returns the time of day: seconds since 1970-01-01 UTC, and nanoseconds.
-pub(super) fn wall_clock() -> (i64, u32) {
-    match SystemTime::now().duration_since(UNIX_EPOCH) {
-        Ok(since) => (
-            i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-            since.subsec_nanos(),
-        ),
-        Err(_) => (0, 0),
     }
 }

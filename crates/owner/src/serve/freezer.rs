@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use micabox_vmm::{Machine, Snapshot};
 
-use super::Event;
 use super::client::ClientId;
+use super::events::{Event, Freeze, Pausing};
 use super::wake::Notifier;
 use crate::protocol::HOLD_TIMEOUT;
 
@@ -21,25 +21,6 @@ const QUIESCE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) enum Beat {
     Hold,
     Thaw,
-}
-
-/// Progress of a freeze.
-#[derive(Debug)]
-pub(super) enum Freeze {
-    /// The machine is frozen, and saved if requested.
-    Frozen,
-    /// The machine runs again: whether it was frozen until the client no longer needed it, or why
-    /// it could not be frozen.
-    Over(Result<bool, String>),
-}
-
-/// Progress of a pause.
-#[derive(Debug)]
-pub(super) enum Pausing {
-    /// The machine is paused.
-    Paused,
-    /// The machine runs again, or why it could not be paused.
-    Over(Result<(), String>),
 }
 
 /// The next thing to do with the machine.

@@ -44,6 +44,17 @@ pub struct Launch {
     pub registrar: Box<dyn Registrar>,
 }
 
+/// What stays the same of a sandbox.
+#[derive(Debug)]
+pub(super) struct Sandbox {
+    /// As those of [`Launch`].
+    pub(super) disk: Option<PathBuf>,
+    pub(super) holds_nothing: bool,
+    pub(super) stop_signal: i32,
+    pub(super) confinement: Confinement,
+    pub(super) directory: PathBuf,
+}
+
 /// Is called with a machine that is about to end, to keep something of it for later machines.
 /// Must return quickly.
 pub type Learn = Box<dyn FnOnce(&dyn Machine) + Send>;

@@ -29,7 +29,7 @@ impl Owner {
                 limited.map_err(failure)?;
             }
             Limit::Processes(0) => return invalid("no command would run in it"),
-            Limit::Processes(most) => self.link.outbox.push(ToGuest::LimitProcesses { most }),
+            Limit::Processes(most) => self.guest.send(ToGuest::LimitProcesses { most }),
             Limit::Network { incoming, outgoing } => match &self.network {
                 Some(network) => network.limit(incoming, outgoing),
                 None => return invalid("it has no network"),
@@ -39,7 +39,7 @@ impl Owner {
                 write,
                 operations,
             } => {
-                self.check_not_paused()?;
+                self.saving.check_not_paused()?;
                 let rate = DiskRate {
                     read,
                     write,
@@ -52,7 +52,7 @@ impl Owner {
             // A failure leaves later starts as they were.
             let _ = registrar.limited(limit);
         }
-        self.send(client, number, &Reply::Limited);
+        self.clients.send(client, number, &Reply::Limited);
         Ok(())
     }
 }

@@ -7,15 +7,17 @@ use rustix::event::PollFlags;
 
 use super::Owner;
 use super::client::ClientId;
-use super::command::{Input, Sink};
+use super::clients::CREATOR;
+use super::command::{Input, InputOf, Kill};
 use super::freezer::Beat;
+use super::output::{OUTPUTS, Sink};
 use crate::protocol::frame::{FrameError, Pipe};
 use crate::protocol::{Failure, Frame, Kind, Reply, Request};
 
 impl Owner {
     /// Handles a connection that is readable, is writable, or has ended.
     pub(super) fn read_client(&mut self, id: ClientId, ready: PollFlags, buffer: &mut [u8]) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(id) else {
             return;
         };
         if ready.intersects(PollFlags::OUT) && client.flush().is_err() {
@@ -24,7 +26,7 @@ impl Owner {
         if client.has_ended {
             // The client does not receive any more either.
             if ready.intersects(PollFlags::HUP | PollFlags::ERR) {
-                self.clients.remove(&id);
+                self.clients.remove(id);
             }
             return;
         }
@@ -32,7 +34,7 @@ impl Owner {
             return;
         }
         let is_open = client.receive(buffer);
-        while let Some(client) = self.clients.get_mut(&id) {
+        while let Some(client) = self.clients.get_mut(id) {
             match client.next_frame() {
                 Ok(Some(Frame::Message(number, request))) => self.request(id, number, request),
                 Ok(Some(Frame::Data(number, Pipe::Stdin, data))) => self.stdin(id, number, data),
@@ -52,21 +54,21 @@ impl Owner {
     fn malformed(&mut self, client: ClientId, number: u32, why: &str) {
         let files = self
             .clients
-            .get(&client)
+            .get(client)
             .map(|client| client.descriptors.len());
         if files != Some(0) {
             // It is unknown which of them were the message's.
             return self.client_gone(client);
         }
-        if self.command_of(client, number).is_none() {
+        if self.clients.command_of(client, number).is_none() {
             let failure = Failure::new(Kind::Invalid, format!("the request is malformed: {why}"));
-            self.send(client, number, &Reply::Failed(failure));
+            self.clients.send(client, number, &Reply::Failed(failure));
         }
     }
 
     /// Cleans up after a client that is gone: its commands that are not detached are killed.
     pub(super) fn client_gone(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(id) else {
             return;
         };
         let commands = std::mem::take(&mut client.commands);
@@ -74,10 +76,10 @@ impl Owner {
         // The creator still receives the sandbox's end, and its connection ends when everything is
         // gone.
         client.has_ended = true;
-        if id != self.creator {
-            self.clients.remove(&id);
+        if id != CREATOR {
+            self.clients.remove(id);
         }
-        self.freezer.forget(id);
+        self.saving.freezer.forget(id);
         self.end.waiting.retain(|(waiting, _)| *waiting != id);
         self.end.watching.retain(|(watching, _)| *watching != id);
         for (number, command) in attached {
@@ -86,7 +88,7 @@ impl Owner {
         for command in commands.into_values() {
             let detach = self
                 .commands
-                .get(&command)
+                .get(command)
                 .is_some_and(|command| command.detach);
             if detach {
                 self.release(command, false)
@@ -95,7 +97,7 @@ impl Owner {
             }
         }
         let is_recorded = self.registrar.is_none();
-        if id == self.creator && !self.is_detached && !is_recorded {
+        if id == CREATOR && !self.clients.is_detached && !is_recorded {
             // Like a power cut.
             self.end.is_abandoned = !self.end.is_killed;
             self.end.is_killed = true;
@@ -105,7 +107,7 @@ impl Owner {
 
     /// Lets the sandbox continue without its creator.
     fn detach(&mut self, client: ClientId, number: u32) -> Result<(), Failure> {
-        if client != self.creator {
+        if client != CREATOR {
             let message = "only the creator can detach";
             return Err(Failure::new(Kind::Invalid, message));
         }
@@ -114,8 +116,8 @@ impl Owner {
         registrar
             .detached()
             .map_err(|error| Failure::new(Kind::Invalid, error.to_string()))?;
-        self.is_detached = true;
-        self.send(client, number, &Reply::Detached);
+        self.clients.is_detached = true;
+        self.clients.send(client, number, &Reply::Detached);
         Ok(())
     }
 
@@ -126,7 +128,7 @@ impl Owner {
         registrar
             .rename(name)
             .map_err(|error| Failure::new(Kind::Invalid, error.to_string()))?;
-        self.send(client, number, &Reply::Renamed);
+        self.clients.send(client, number, &Reply::Renamed);
         Ok(())
     }
 
@@ -144,16 +146,16 @@ impl Owner {
             }),
             Request::SignalFirst { signal } => self.signal_first(client, number, signal),
             Request::Resize(size) => self.on_any(client, number, |owner, id| {
-                owner.link.outbox.push(ToGuest::Resize { id, size });
+                owner.guest.send(ToGuest::Resize { id, size });
             }),
-            Request::Credit { stream, bytes } if self.is_attached(client, number) => {
+            Request::Credit { stream, bytes } if self.clients.is_attached(client, number) => {
                 self.credit_copy(client, number, stream.into(), bytes);
                 Ok(())
             }
             Request::Credit { stream, bytes } => self.on_command(client, number, |owner, id| {
                 owner.credit(id, stream.into(), bytes);
             }),
-            Request::Release if self.is_attached(client, number) => {
+            Request::Release if self.clients.is_attached(client, number) => {
                 self.on_any(client, number, |owner, id| {
                     owner.leave_attached(id, (client, number))
                 })
@@ -161,7 +163,7 @@ impl Owner {
             Request::Release => self.on_command(client, number, |owner, id| {
                 owner.release(id, true);
             }),
-            Request::Leave if self.is_attached(client, number) => {
+            Request::Leave if self.clients.is_attached(client, number) => {
                 self.on_any(client, number, |owner, id| {
                     owner.leave_attached(id, (client, number))
                 })
@@ -176,10 +178,10 @@ impl Owner {
             }
             Request::EndIn { millis } => self.end_in(client, number, millis),
             Request::Limit { limit } => self.limit(client, number, limit),
-            Request::Stats => {
-                let stats = self.stats();
-                self.send(client, number, &Reply::Stats(stats));
-                Ok(())
+            Request::Stats => self.reply(client, number, &Reply::Stats(self.stats())),
+            Request::Uncount => {
+                self.clients.uncount(client);
+                self.reply(client, number, &Reply::Uncounted)
             }
             Request::Pause => self.pause(client, number),
             Request::Unpause => self.unpause(client, number),
@@ -197,7 +199,7 @@ impl Owner {
             }
             Request::End => {
                 self.end.waiting.push((client, number));
-                if self.end.is_killed || (self.disk.is_none() && self.network.is_none()) {
+                if self.end.is_killed || (self.sandbox.disk.is_none() && self.network.is_none()) {
                     self.die();
                 } else {
                     self.begin_end(None);
@@ -212,22 +214,23 @@ impl Owner {
             }
             Request::Freeze { memory, delta } => self.freeze(client, number, memory, delta),
             Request::Hold => {
-                self.freezer.beat(client, Beat::Hold);
+                self.saving.freezer.beat(client, Beat::Hold);
                 Ok(())
             }
             Request::Thaw => {
-                self.freezer.beat(client, Beat::Thaw);
+                self.saving.freezer.beat(client, Beat::Thaw);
                 Ok(())
             }
-            Request::Info => {
-                let info = self.info();
-                self.send(client, number, &Reply::Info(info));
-                Ok(())
-            }
+            Request::Info => self.reply(client, number, &Reply::Info(self.info())),
         };
         if let Err(failure) = done {
-            self.send(client, number, &Reply::Failed(failure));
+            self.clients.send(client, number, &Reply::Failed(failure));
         }
+    }
+
+    fn reply(&mut self, client: ClientId, number: u32, reply: &Reply) -> Result<(), Failure> {
+        self.clients.send(client, number, reply);
+        Ok(())
     }
 
     /// Applies `act` to a client's command; does nothing if the command has ended.
@@ -237,8 +240,7 @@ impl Owner {
         number: u32,
         act: impl FnOnce(&mut Self, u32),
     ) -> Result<(), Failure> {
-        let client = self.clients.get(&client);
-        if let Some(&id) = client.and_then(|client| client.commands.get(&number)) {
+        if let Some(id) = self.clients.started_by(client, number) {
             act(self, id);
         }
         Ok(())
@@ -251,37 +253,28 @@ impl Owner {
         number: u32,
         act: impl FnOnce(&mut Self, u32),
     ) -> Result<(), Failure> {
-        if let Some(id) = self.command_of(client, number) {
+        if let Some(id) = self.clients.command_of(client, number) {
             act(self, id);
         }
         Ok(())
     }
 
-    /// Returns the command that a client's number stands for, started by it or attached to.
-    fn command_of(&self, client: ClientId, number: u32) -> Option<u32> {
-        let client = self.clients.get(&client)?;
-        let all = [&client.commands, &client.attached];
-        all.into_iter().find_map(|all| all.get(&number)).copied()
-    }
-
-    pub(super) fn is_attached(&self, client: ClientId, number: u32) -> bool {
-        let client = self.clients.get(&client);
-        client.is_some_and(|client| client.attached.contains_key(&number))
-    }
-
     /// Handles a frame of stdin; an empty one is the end.
     fn stdin(&mut self, client: ClientId, number: u32, data: Vec<u8>) {
-        let Some(id) = self.command_of(client, number) else {
+        let Some(id) = self.clients.command_of(client, number) else {
             return;
         };
-        let (us, is_attached) = (Some((client, number)), self.is_attached(client, number));
-        let Some(command) = self.commands.get_mut(&id).filter(|command| command.runs()) else {
+        let (us, is_attached) = (
+            Some((client, number)),
+            self.clients.is_attached(client, number),
+        );
+        let Some(command) = self.commands.get_mut(id).filter(|command| command.runs()) else {
             return;
         };
         let is_ours = match command.stdin {
-            Input::Descriptor(_) if data.is_empty() && command.input_of == us => {
+            Input::Descriptor(_) if data.is_empty() && command.attached_input() == us => {
                 // What is in the descriptor comes first.
-                command.input_ends = true;
+                command.input_of = us.map(|client| InputOf { client, ends: true });
                 return;
             }
             // An attached client's descriptor has ended already.
@@ -293,27 +286,27 @@ impl Owner {
         }
         if data.is_empty() {
             command.stdin = Input::Closed;
-            self.link.outbox.push(ToGuest::CloseStdin { id });
+            self.guest.send(ToGuest::CloseStdin { id });
         } else if command.stdin_window.take(data.len()).is_ok() {
-            self.link.outbox.push(ToGuest::Stdin { id, data });
+            self.guest.send(ToGuest::Stdin { id, data });
         } else {
             self.client_gone(client);
         }
     }
 
     fn credit(&mut self, id: u32, stream: OutputStream, bytes: u32) {
-        if let Some(command) = self.commands.get_mut(&id)
+        if let Some(command) = self.commands.get_mut(id)
             && matches!(command.output(stream).sink, Sink::Frames)
         {
             let credit = command.output(stream).handed_on(bytes as usize);
-            self.link.outbox.credit(id, stream, credit);
+            self.guest.credit(id, stream, credit);
         }
     }
 
     /// Kills a command, as soon as it has started, and detaches it from its client.
     pub(super) fn abandon(&mut self, id: u32) {
-        if let Some(command) = self.commands.get_mut(&id) {
-            command.is_abandoned = true;
+        if let Some(command) = self.commands.get_mut(id) {
+            command.kill = Kill::Abandoned;
         }
         self.signal(id, libc::SIGKILL);
         self.release(id, true);
@@ -321,29 +314,27 @@ impl Owner {
 
     /// Detaches a command from its client; with `streams`, closes its descriptors too.
     pub(super) fn release(&mut self, id: u32, streams: bool) {
-        let Some(command) = self.commands.get_mut(&id) else {
+        let Some(command) = self.commands.get_mut(id) else {
             return;
         };
-        if let Some((client, number)) = command.client.take()
-            && let Some(client) = self.clients.get_mut(&client)
-        {
-            client.commands.remove(&number);
+        if let Some((client, number)) = command.take_client() {
+            self.clients.remove_command(client, number);
         }
         if streams {
             command.stdin = Input::Closed;
             if command.runs() {
-                self.link.outbox.push(ToGuest::CloseStdin { id });
+                self.guest.send(ToGuest::CloseStdin { id });
             }
         } else if command.input_of.is_none() && matches!(command.stdin, Input::Frames) {
             // Another client may attach to it.
             command.stdin = Input::Idle;
         }
-        for stream in [OutputStream::Stdout, OutputStream::Stderr] {
-            let is_running = command.exit.is_none();
+        for stream in OUTPUTS {
+            let is_running = command.status().is_none();
             let output = command.output(stream);
             if matches!(output.sink, Sink::Frames) || streams {
                 let credit = output.discard().filter(|_| is_running);
-                self.link.outbox.credit(id, stream, credit);
+                self.guest.credit(id, stream, credit);
             }
         }
         self.complete(id);

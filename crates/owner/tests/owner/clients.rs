@@ -139,6 +139,60 @@ fn a_command_that_is_killed_ends_though_its_output_is_not_granted() {
 }
 
 #[test]
+fn the_guest_gets_the_program_that_takes_the_place_of_a_missing_one() {
+    let mut fixture = Fixture::booted();
+    let client = fixture.connect();
+    let exec = Exec {
+        fallback: "/bin/sh".into(),
+        ..framed()
+    };
+    let request = Request::Exec(Box::new(exec));
+    client.request(1, &request, &[]).unwrap();
+    let ToGuest::Exec { spec, .. } = fixture.guest.receive() else {
+        panic!("no command");
+    };
+    assert_eq!(spec.fallback, b"/bin/sh");
+}
+
+#[test]
+fn output_that_outlives_a_kill_waits_for_credit_and_the_end_with_it() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let exec = Exec {
+        output_outlives_kill: true,
+        ..framed()
+    };
+    let id = start(&mut client, &mut fixture.guest, exec, 0);
+    for _ in 0..WINDOW as usize / MAX_DATA {
+        fixture.guest.output(id, &[b'x'; MAX_DATA]);
+    }
+    let mut received = 0;
+    while received < WINDOW as usize {
+        received += output(&mut client).len();
+    }
+    let kill = Request::Signal { signal: 9 };
+    client.request(1, &kill, &[]).unwrap();
+    let killed = ToGuest::SignalGroup { id, signal: 9 };
+    // Nothing is granted in the client's name.
+    assert_eq!(fixture.guest.receive(), killed);
+    let read = Request::Credit {
+        stream: Stream::Stdout,
+        bytes: WINDOW,
+    };
+    client.request(1, &read, &[]).unwrap();
+    let credit = ToGuest::Credit {
+        id,
+        stream: OutputStream::Stdout,
+        bytes: WINDOW,
+    };
+    assert_eq!(fixture.guest.receive(), credit);
+    fixture.guest.output(id, b"rest");
+    end(&mut fixture, id, 0);
+    assert_eq!(output(&mut client), b"rest");
+    assert_eq!(reply(&mut client, 1), exited(0));
+}
+
+#[test]
 fn stdin_in_frames_keeps_to_its_window() {
     let mut fixture = Fixture::booted();
     let mut client = fixture.connect();

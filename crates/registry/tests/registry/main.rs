@@ -2,3 +2,4 @@
 
 mod credentials;
 mod headers;
+mod mirrors;

@@ -6,11 +6,12 @@
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use micabox_fuse::message::{Request, Until};
 use micabox_fuse::opcode;
+use micabox_ground::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{Event, ReadFlags, Reader};
 use rustix::fs::{AtFlags, FileType, Stat, fstat, statat};
@@ -41,7 +42,7 @@ pub(super) struct Changes {
     watches: Watches,
     /// Held by requests that tell of names or change them; exclusively, while what was told is
     /// compared with what is true.
-    telling: RwLock<()>,
+    names: RwLock<()>,
     /// Room for events, of which one thread at a time makes versions.
     events: Mutex<Vec<MaybeUninit<u8>>>,
 }
@@ -60,7 +61,7 @@ impl Changes {
         Some(Self {
             versions: Versions::new(table),
             watches: Watches::new(most).ok()?,
-            telling: RwLock::new(()),
+            names: RwLock::new(()),
             events: Mutex::new(vec![MaybeUninit::uninit(); EVENTS]),
         })
     }
@@ -87,19 +88,19 @@ impl Changes {
     }
 
     /// Keeps what the guest was told from being compared meanwhile, for a request that changes it.
-    pub(super) fn telling(&self, opcode: u32) -> Option<RwLockReadGuard<'_, ()>> {
-        tells(opcode).then(|| self.telling.read().unwrap_or_else(PoisonError::into_inner))
+    pub(super) fn hold_names(&self, opcode: u32) -> Option<RwLockReadGuard<'_, ()>> {
+        concerns_names(opcode).then(|| lock::read(&self.names))
     }
 
     fn comparing(&self) -> RwLockWriteGuard<'_, ()> {
-        self.telling.write().unwrap_or_else(PoisonError::into_inner)
+        lock::write(&self.names)
     }
 }
 
 impl Server {
     /// Returns what to tell of a file that was just found, and for how long. What needs a watch of its own
     /// has it from then on.
-    pub(super) fn told(
+    pub(super) fn valid_stat(
         &self,
         request: &Request<'_>,
         found: &Found,
@@ -182,7 +183,7 @@ impl Server {
 
     /// Outdates what the guest was told of an entry.
     pub(super) fn outdate_name(&self, directory: u64, name: &CStr) {
-        self.nodes.untell(directory, name);
+        self.nodes.forget_entry(directory, name);
         if let Some(changes) = &self.changes {
             changes
                 .versions
@@ -219,8 +220,7 @@ impl Server {
         let Some(changes) = &self.changes else {
             return Ok(());
         };
-        let space = changes.events.lock();
-        let mut space = space.unwrap_or_else(PoisonError::into_inner);
+        let mut space = lock(&changes.events);
         let mut events = Reader::new(changes.watches.events(), space.as_mut_slice());
         let mut outdated = Outdated::default();
         loop {
@@ -241,7 +241,7 @@ impl Server {
         if what.contains(ReadFlags::QUEUE_OVERFLOW) {
             // Anything may have changed.
             let _comparing = changes.comparing();
-            self.nodes.untell_all();
+            self.nodes.forget_entries();
             outdated.all = true;
             return;
         }
@@ -275,7 +275,7 @@ impl Server {
     /// Outdates an entry unless it is as the guest was told, and what changes of a file with its names: but
     /// with a new name that it was told of, the guest was told that too.
     fn compare(&self, directory: u64, name: &CStr, is_new: bool, outdated: &mut Outdated) {
-        let told = self.nodes.told(directory, name);
+        let told = self.nodes.entry(directory, name);
         let found = self.entry(directory, name);
         let there = found.map(|stat| stat.map(|stat| self.nodes.number(&stat)));
         let is_as_told = match there {
@@ -284,7 +284,7 @@ impl Server {
             Ok(Some(None)) | Err(_) => false,
         };
         if !is_as_told {
-            self.nodes.untell(directory, name);
+            self.nodes.forget_entry(directory, name);
             outdated.slots.push(Slot::name(directory, name));
         } else if is_new {
             return;
@@ -332,6 +332,6 @@ fn has_own_watch(stat: &Stat) -> bool {
 }
 
 /// Returns whether a request tells of names, or changes them.
-fn tells(code: u32) -> bool {
+fn concerns_names(code: u32) -> bool {
     opcode::changes_names(code) || matches!(code, opcode::LOOKUP | opcode::READDIRPLUS)
 }

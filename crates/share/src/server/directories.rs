@@ -101,7 +101,7 @@ impl Server {
                 // Of an entry without attributes the guest asks itself, or sees that it is gone.
                 let known = (!is_self).then(|| self.nodes.look_up(request.node, name));
                 match known.and_then(Result::ok) {
-                    Some(known) => self.tell(request, &known, reply)?,
+                    Some(known) => self.add_entry(request, &known, reply)?,
                     None => reply.bytes(&[0; ENTRY_ATTRIBUTES]),
                 }
             }
@@ -152,8 +152,8 @@ impl Server {
                     OFlags::PATH | OFlags::CLOEXEC,
                     Mode::empty(),
                 );
-                let found = self.nodes.tell(ROOT, name, place?, true)?;
-                self.tell(request, &found, reply)
+                let found = self.nodes.count_lookup(ROOT, name, place?, true)?;
+                self.add_entry(request, &found, reply)
             }
             opcode::LOOKUP => Err(Errno::NOENT),
             opcode::OPENDIR => {

@@ -16,8 +16,8 @@ use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 
-use micabox_fuse::message::{Body, LARGEST, MAJOR, MINOR, MOST_DATA, Reply, Request};
-use micabox_fuse::opcode;
+use micabox_fuse::message::{Body, LARGEST, MOST_DATA, Reply, Request};
+use micabox_fuse::{Offer, flag, known, opcode};
 use rustix::io::Errno;
 
 use crate::handles::Handles;
@@ -31,31 +31,25 @@ use owners::Given;
 /// knows: reads and direct I/O side by side, data dropped from its cache when a file's time or size
 /// has changed, lookups side by side in a directory, requests of 1 MiB, set-id bits cleared by the
 /// server.
-const OFFERED: u32 = 1 << 0 // ASYNC_READ
-    | 1 << 5 // BIG_WRITES
-    | 1 << 12 // AUTO_INVAL_DATA
-    | 1 << 15 // ASYNC_DIO
-    | 1 << 18 // PARALLEL_DIROPS
-    | 1 << 22 // MAX_PAGES
-    | 1 << 28; // HANDLE_KILLPRIV_V2
+const OFFERED: u64 = flag::ASYNC_READ
+    | flag::BIG_WRITES
+    | flag::AUTO_INVAL_DATA
+    | flag::ASYNC_DIO
+    | flag::PARALLEL_DIROPS
+    | flag::MAX_PAGES
+    | flag::HANDLE_KILLPRIV_V2;
 
 /// What the server offers beyond this where names stay valid: directories read with what a lookup of
 /// each entry would answer.
-const OFFERED_CACHED: u32 = 1 << 13 // DO_READDIRPLUS
-    | 1 << 14; // READDIRPLUS_AUTO
+const OFFERED_CACHED: u64 = flag::DO_READDIRPLUS | flag::READDIRPLUS_AUTO;
 
 /// What it offers beyond this for an upper layer: access control lists, with umasks that it applies
 /// where there are none.
-const OFFERED_UPPER: u32 = 1 << 6 // DONT_MASK
-    | 1 << 20; // POSIX_ACL
+const OFFERED_UPPER: u64 = flag::DONT_MASK | flag::POSIX_ACL;
 
 /// What the server does not offer for an upper layer: to clear set-id bits. The overlay writes as its
 /// own user and clears them itself.
-const NOT_OF_AN_UPPER: u32 = 1 << 28; // HANDLE_KILLPRIV_V2
-
-/// Flags of the kernel's `INIT`: that there are more, and of these, that it has a table of versions.
-const MORE_FLAGS: u32 = 1 << 30; // INIT_EXT
-const HAS_VERSIONS: u32 = 1 << 31; // VERSIONS
+const NOT_OF_AN_UPPER: u64 = flag::HANDLE_KILLPRIV_V2;
 
 /// Requests that the kernel sends without waiting for them (readahead, for one).
 const BACKGROUND: u16 = 32;
@@ -76,7 +70,7 @@ pub(crate) struct Server {
     validity: Validity,
     /// What is reported, if the host changes the folder too.
     changes: Option<Changes>,
-    offered: u32,
+    offered: u64,
     /// The owner inside of files without a record: the user in the upper half, the group.
     owner: AtomicU64,
     given: Given,
@@ -173,7 +167,7 @@ impl Server {
             return self.serve_only_entry(request, reply);
         }
         let changes = self.changes.as_ref();
-        let _telling = changes.and_then(|changes| changes.telling(request.opcode));
+        let _held = changes.and_then(|changes| changes.hold_names(request.opcode));
         match request.opcode {
             opcode::INIT => self.begin(request, reply),
             opcode::DESTROY => self.end(),
@@ -215,38 +209,20 @@ impl Server {
 
     /// Begins a conversation: forgets one before.
     fn begin(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
-        let mut body = request.body;
-        let (major, minor) = (body.u32()?, body.u32()?);
-        let (readahead, offered) = (body.u32()?, body.u32()?);
-        if major < MAJOR || minor < 31 {
-            return Err(Errno::PROTO);
-        }
-        self.end()?;
-        let (mut ours, mut ours_more) = (self.offered, 0);
-        let more = match offered & MORE_FLAGS {
-            0 => 0,
-            _ => body.u32().unwrap_or(0),
+        let knows_versions = known(request.body) & flag::VERSIONS != 0;
+        let told = self.changes.as_ref().filter(|_| knows_versions);
+        let flags = match told {
+            Some(_) => self.offered | OFFERED_CACHED | flag::VERSIONS,
+            None => self.offered,
         };
-        if let Some(changes) = &self.changes
-            && more & HAS_VERSIONS != 0
-        {
-            changes.begin(body.u64()?);
+        let background = BACKGROUND;
+        let (answer, _) = Offer { flags, background }.answer(request.body)?;
+        self.end()?;
+        if let Some(changes) = told {
+            changes.begin(table(request.body)?);
             self.watch_root()?;
-            ours |= OFFERED_CACHED | MORE_FLAGS;
-            ours_more |= HAS_VERSIONS;
         }
-        reply.u32(MAJOR);
-        reply.u32(MINOR);
-        reply.u32(readahead);
-        reply.u32(ours & offered);
-        reply.u16(BACKGROUND);
-        reply.u16(BACKGROUND / 4 * 3);
-        reply.u32(MOST_DATA);
-        reply.u32(1); // Times are in nanoseconds.
-        reply.u16(u16::try_from(MOST_DATA / 4096).unwrap_or(u16::MAX));
-        reply.u16(0); // No mapping into the guest's memory.
-        reply.u32(ours_more);
-        reply.bytes(&[0; 28]);
+        *reply = answer;
         Ok(())
     }
 
@@ -282,6 +258,12 @@ impl Server {
             result => result,
         }
     }
+}
+
+/// Returns where the guest has its table of versions, which is behind all that `INIT` has in mainline.
+fn table(mut init: Body<'_>) -> Result<u64, Errno> {
+    init.bytes(20)?;
+    init.u64()
 }
 
 /// Returns the number of bytes to read: what is asked for, as far as a reply has room.

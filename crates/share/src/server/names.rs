@@ -29,9 +29,9 @@ impl Server {
         let mut body = request.body;
         let name = body.name()?;
         match self.nodes.look_up(request.node, name) {
-            Ok(found) => self.tell(request, &found, reply),
+            Ok(found) => self.add_entry(request, &found, reply),
             Err(Errno::NOENT) => {
-                self.nodes.untell(request.node, name);
+                self.nodes.forget_entry(request.node, name);
                 let valid = self.valid_absence(request).ok_or(Errno::NOENT)?;
                 shown::no_entry(reply, valid);
                 Ok(())
@@ -41,13 +41,13 @@ impl Server {
     }
 
     /// Adds a file to the reply.
-    pub(super) fn tell(
+    pub(super) fn add_entry(
         &self,
         request: &Request<'_>,
         found: &Found,
         reply: &mut Reply,
     ) -> Result<(), Errno> {
-        let (stat, valid) = self.told(request, found)?;
+        let (stat, valid) = self.valid_stat(request, found)?;
         let shown = self.shown(request, found.node, &found.file, &stat);
         shown::entry(reply, found.node, &stat, &shown, valid);
         Ok(())
@@ -111,14 +111,14 @@ impl Server {
         new: &New,
         reply: &mut Reply,
     ) -> Result<(), Errno> {
-        self.tell_new(request, name, kind, reply, |found| {
+        self.add_new_entry(request, name, kind, reply, |found| {
             self.give(request, &found.file, &found.stat, kind, new)
         })
     }
 
-    /// Tells of an entry that was just made, after `prepare`. If that fails, the entry goes, as the guest is
+    /// Adds an entry that was just made to the reply, after `prepare`. If that fails, the entry goes, as the guest is
     /// told that there is none.
-    fn tell_new(
+    fn add_new_entry(
         &self,
         request: &Request<'_>,
         name: &CStr,
@@ -128,7 +128,7 @@ impl Server {
     ) -> Result<(), Errno> {
         let directory = self.nodes.get(request.node)?;
         let told = self.nodes.look_up(request.node, name).and_then(|found| {
-            let told = prepare(&found).and_then(|()| self.tell(request, &found, reply));
+            let told = prepare(&found).and_then(|()| self.add_entry(request, &found, reply));
             if told.is_err() {
                 self.nodes.forget(found.node, 1);
             }
@@ -141,7 +141,7 @@ impl Server {
             };
             // The reason why it can't be told of is the better one.
             let _ = unlinkat(&*directory, name, flags);
-            self.nodes.untell(request.node, name);
+            self.nodes.forget_entry(request.node, name);
         }
         told
     }
@@ -203,7 +203,7 @@ impl Server {
                 let found = self.nodes.look_up(request.node, name)?;
                 let opened = self.open_node(found.node, asked);
                 let opened = opened.and_then(|file| {
-                    self.tell(request, &found, reply)?;
+                    self.add_entry(request, &found, reply)?;
                     Ok(file)
                 });
                 opened.inspect_err(|_| _ = self.nodes.forget(found.node, 1))?
@@ -240,8 +240,8 @@ impl Server {
         )?;
         let stat = fstat(&place)?;
         self.give(request, &place, &stat, FileType::RegularFile, &new)?;
-        let found = self.nodes.tell(request.node, c"", place, true)?;
-        self.tell(request, &found, reply)?;
+        let found = self.nodes.count_lookup(request.node, c"", place, true)?;
+        self.add_entry(request, &found, reply)?;
         self.opened(file, 0, reply);
         Ok(())
     }
@@ -255,7 +255,7 @@ impl Server {
         // Follows the descriptor's own link, to the file itself.
         linkat(CWD, path(&file), &*directory, name, AtFlags::SYMLINK_FOLLOW)?;
         let kind = self.nodes.kind(node)?;
-        self.tell_new(request, name, kind, reply, |_| Ok(()))
+        self.add_new_entry(request, name, kind, reply, |_| Ok(()))
     }
 
     pub(super) fn remove(&self, request: &Request<'_>, is_directory: bool) -> Result<(), Errno> {
@@ -269,7 +269,7 @@ impl Server {
             AtFlags::empty()
         };
         unlinkat(&*directory, name, flags)?;
-        self.nodes.untell(request.node, name);
+        self.nodes.forget_entry(request.node, name);
         Ok(())
     }
 

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
 
 use micabox_fuse::message::Request;
+use micabox_ground::lock;
 use rustix::fs::{FileType, Stat, fstat};
 use rustix::io::Errno;
 
@@ -26,12 +27,12 @@ pub(super) struct Given(Mutex<HashMap<(u64, u64), Ids>>);
 
 impl Given {
     fn get(&self, stat: &Stat) -> Option<Ids> {
-        let given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let given = lock(&self.0);
         given.get(&(stat.st_dev, stat.st_ino)).copied()
     }
 
     fn note(&self, stat: &Stat, ids: Ids) {
-        let mut given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = lock(&self.0);
         let key = (stat.st_dev, stat.st_ino);
         if given.len() < MOST || given.contains_key(&key) {
             given.insert(key, ids);

@@ -44,7 +44,7 @@ struct Told {
     attributes: Option<u64>,
 }
 
-fn told(answer: &[u8]) -> Told {
+fn received(answer: &[u8]) -> Told {
     let long = |at: usize| u64::from_le_bytes(answer[at..at + 8].try_into().unwrap());
     let word = |at: usize| u32::from_le_bytes(answer[at..at + 4].try_into().unwrap());
     Told {
@@ -55,7 +55,7 @@ fn told(answer: &[u8]) -> Told {
 }
 
 fn look_up(guest: &mut Guest, directory: u64, name: &str) -> Told {
-    told(&guest.ask(LOOKUP, directory, &words(&[name])).unwrap())
+    received(&guest.ask(LOOKUP, directory, &words(&[name])).unwrap())
 }
 
 fn words(names: &[&str]) -> Vec<u8> {
@@ -177,7 +177,7 @@ fn what_the_guest_changes_outdates_no_name() {
     let mut guest = Guest::with_versions(path);
     let make = |guest: &mut Guest, name: &str| {
         let body = [&[0xed, 1, 0, 0, 0, 0, 0, 0][..], &words(&[name])].concat();
-        told(&guest.ask(MKDIR, ROOT, &body).unwrap())
+        received(&guest.ask(MKDIR, ROOT, &body).unwrap())
     };
     let seen = all_outdated(&mut guest, path, |guest| {
         for name in ["a", "b", "c"] {

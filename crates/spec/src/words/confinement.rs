@@ -114,11 +114,20 @@ impl FromStr for Processes {
     }
 }
 
+/// A limit of each process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit(pub Ulimit);
+
 /// Reads `NAME=SOFT[:HARD]`; -1 stands for unlimited.
-///
-/// # Errors
-/// [`WordError`].
-pub fn ulimit(text: &str) -> Result<Ulimit, WordError> {
+impl FromStr for Limit {
+    type Err = WordError;
+
+    fn from_str(text: &str) -> Result<Self, WordError> {
+        ulimit(text).map(Self)
+    }
+}
+
+fn ulimit(text: &str) -> Result<Ulimit, WordError> {
     let (name, limits) = text
         .split_once('=')
         .ok_or("expected NAME=SOFT[:HARD], as in nofile=1024:4096")?;

@@ -50,6 +50,12 @@ pub(super) fn mebibytes(text: &str) -> Result<f64, WordError> {
 
 fn bytes(text: &str) -> Result<f64, WordError> {
     let lower = text.trim().to_ascii_lowercase();
+    let (number, shift) = split(&lower)?;
+    scaled(number, shift)
+}
+
+/// Splits a size, in lower case, into its number and the power of 2 of its unit.
+pub(super) fn split(lower: &str) -> Result<(&str, u32), WordError> {
     let unit_at = lower
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(lower.len());
@@ -62,6 +68,11 @@ fn bytes(text: &str) -> Result<f64, WordError> {
         "t" | "tb" | "tib" => 40,
         _ => return Err("expected a number with b, k, m, g or t".into()),
     };
+    Ok((number, shift))
+}
+
+/// Returns a number, which may have a fraction, of units.
+pub(super) fn scaled(number: &str, shift: u32) -> Result<f64, WordError> {
     let number: f64 = number.parse().map_err(|_| "expected a number")?;
     let half = f64::from(1_u32 << (shift / 2));
     Ok(number * half * f64::from(1_u32 << (shift - shift / 2)))

@@ -11,7 +11,7 @@ use micabox_image::convert::{self, Place, metadata_chunks};
 use micabox_image::manifest::LayerSource;
 use micabox_image::progress::{Event, LayerState};
 use micabox_image::store::{LazyClaim, LazyLayer};
-use micabox_image::{Digest, Limits, Progress, Reference, Store};
+use micabox_image::{Digest, Limit, Limits, Progress, Reference, Store};
 use micabox_lazy::Blob;
 use micabox_registry::{Reason, RegistryError, Repository};
 use tokio::sync::Semaphore;
@@ -156,8 +156,8 @@ impl Lazily {
         }
         let metadata = parts.length - parts.metadata;
         for (setting, limit, size) in [
-            ("metadata-size", self.limits.metadata_size, metadata),
-            ("layer-size", self.limits.layer_size, parts.length),
+            (Limit::MetadataSize, self.limits.metadata_size, metadata),
+            (Limit::LayerSize, self.limits.layer_size, parts.length),
         ] {
             if size > limit {
                 let entry = None;

@@ -249,7 +249,7 @@ impl Backend for Host {
             },
             whole_time,
             is_container: true,
-            require_limits: config.machine.require_limits,
+            machine: config.machine,
             claim: None,
             attached: None,
         };

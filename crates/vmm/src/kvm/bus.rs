@@ -1,7 +1,8 @@
 //! The bus: ports and device registers that a processor reaches beside memory.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use micabox_ground::lock;
 use virtio_bindings::virtio_mmio::{VIRTIO_MMIO_INTERRUPT_ACK, VIRTIO_MMIO_INTERRUPT_STATUS};
 
 use super::ending::Ending;
@@ -123,9 +124,4 @@ impl Bus {
         let device = self.virtio.get(index)?;
         Some((device, offset % layout::VIRTIO_SIZE))
     }
-}
-
-/// Locks a mutex. A panic ends the process, so no lock is ever poisoned.
-pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

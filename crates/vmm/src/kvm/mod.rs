@@ -206,7 +206,7 @@ impl Backend for Kvm {
             },
             whole_time: processor_time(config.cpus(), None),
             is_container: false,
-            require_limits: config.machine.require_limits,
+            machine: config.machine,
             claim,
             attached: Some(Box::new((vsock, config.servers()))),
         };

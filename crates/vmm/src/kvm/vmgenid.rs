@@ -2,7 +2,7 @@
 //! machine, by which a kernel notices that it runs in a copy of its machine, and draws new random
 //! numbers.
 
-use rustix::rand::{GetRandomFlags, getrandom};
+use micabox_ground::random;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::memory::{GuestMemory, layout};
@@ -13,9 +13,7 @@ pub(crate) const INTERRUPT: u32 = 3;
 
 /// Gives the machine a new number.
 pub(crate) fn renew(memory: &GuestMemory) -> std::io::Result<()> {
-    let mut number = [0_u8; 16];
-    // Always complete, as reads of up to 256 bytes are.
-    getrandom(&mut number, GetRandomFlags::empty())?;
+    let number: [u8; 16] = random()?;
     memory
         .ram()
         .write_slice(&number, GuestAddress(layout::GENERATION))

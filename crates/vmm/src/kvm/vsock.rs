@@ -5,8 +5,7 @@
 //! program on the host, the worker sends the port number, and a thread here connects to that
 //! program's path and sends the stream back. The worker can choose only the number.
 
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
@@ -14,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, bind, connect, listen, recv, sendmsg, socket_with, socketpair,
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, recv,
+    socket_with, socketpair,
 };
 
 use crate::Error;
@@ -163,21 +162,9 @@ fn reach(prefix: &[u8], port: u32) -> Result<OwnedFd, Errno> {
 }
 
 pub(super) fn answer(worker: &OwnedFd, stream: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let descriptors: Vec<_> = stream.into_iter().collect();
-    if !descriptors.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    }
-    loop {
-        let byte = [u8::from(stream.is_some())];
-        let data = [IoSlice::new(&byte)];
-        match sendmsg(worker, &data, &mut ancillary, SendFlags::NOSIGNAL) {
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
+    let byte = [u8::from(stream.is_some())];
+    micabox_socket::send(worker, &byte, stream.as_slice())?;
+    Ok(())
 }
 
 #[cfg(test)]

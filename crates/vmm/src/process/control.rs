@@ -5,13 +5,14 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use micabox_ground::lock;
+use micabox_socket::read_before;
 use micabox_spec::DiskRate;
-use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::snapshot::DELTA_HEAD;
 use crate::{Error, Snapshot};
@@ -60,8 +61,8 @@ impl Request {
     /// Waits for the next request. Returns None at the end of the channel.
     pub(crate) fn receive(stream: &UnixStream) -> io::Result<Option<(Self, Option<File>)>> {
         let mut byte = [0];
-        let (count, file) = stream.recv_with_fd(&mut byte).map_err(from_errno)?;
-        let request = match (count, byte) {
+        let received = micabox_socket::receive(stream, &mut byte, 1)?;
+        let request = match (received.bytes, byte) {
             (0, _) => return Ok(None),
             (_, [b'p']) => Self::Pause,
             (_, [b's']) => Self::State,
@@ -72,18 +73,14 @@ impl Request {
             (_, [b'r']) => Self::Rate,
             _ => return Err(io::ErrorKind::InvalidData.into()),
         };
-        Ok(Some((request, file)))
+        let file = received.descriptors.into_iter().next();
+        Ok(Some((request, file.map(File::from))))
     }
 
-    fn send(self, mut stream: &UnixStream, file: Option<&File>) -> io::Result<()> {
-        let byte = [self as u8];
-        match file {
-            Some(file) => stream
-                .send_with_fd(&byte[..], file.as_raw_fd())
-                .map(drop)
-                .map_err(from_errno),
-            None => stream.write_all(&byte),
-        }
+    fn send(self, stream: &UnixStream, file: Option<&File>) -> io::Result<()> {
+        let file = file.map(AsFd::as_fd);
+        micabox_socket::send(stream, &[self as u8], file.as_slice())?;
+        Ok(())
     }
 }
 
@@ -121,42 +118,15 @@ impl Answer {
     /// Waits for the answer until `deadline`.
     fn receive(stream: &UnixStream, deadline: Instant) -> io::Result<Self> {
         let mut length = [0; 2];
-        read(stream, &mut length, deadline)?;
+        read_before(stream, &mut length, deadline)?;
         let mut text = vec![0; usize::from(u16::from_le_bytes(length)).min(MAX_ANSWER)];
-        read(stream, &mut text, deadline)?;
+        read_before(stream, &mut text, deadline)?;
         Ok(Self(if text.is_empty() {
             Ok(())
         } else {
             Err(String::from_utf8_lossy(&text).escape_debug().to_string())
         }))
     }
-}
-
-/// Fills `bytes`, from any number of reads.
-fn read(mut stream: &UnixStream, mut bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "it does not answer",
-            ));
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(bytes) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => bytes = bytes.get_mut(count..).unwrap_or_default(),
-            // The deadline, or a signal.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-fn from_errno(error: vmm_sys_util::errno::Error) -> io::Error {
-    io::Error::from_raw_os_error(error.errno())
 }
 
 /// The owner's end of the channel.
@@ -184,7 +154,7 @@ impl Control {
 
     /// Blocks other requests while the guard lives.
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<UnixStream>> {
-        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.stream)
     }
 
     pub(super) fn pause(&self, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {

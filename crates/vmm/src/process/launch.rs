@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use micabox_jail::{Claim, Kind, Quota};
+use micabox_spec::Machine;
 
 use crate::Error;
 use crate::backend::Exit;
@@ -47,8 +48,8 @@ pub(crate) struct Launch {
     /// Whether it is a container: the machine is paused by freezing all processes of its control group, which alone
     /// counts and limits what they have.
     pub(crate) is_container: bool,
-    /// Whether the control group is required.
-    pub(crate) require_limits: bool,
+    /// The machine's size and limits.
+    pub(crate) machine: Machine,
     /// The user that the process becomes.
     pub(crate) claim: Option<Claim>,
     /// A value to drop when the process is gone.

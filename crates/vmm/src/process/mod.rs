@@ -2,23 +2,22 @@
 
 mod control;
 mod launch;
+mod limits;
 mod monitor;
 mod stopped;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use micabox_jail::{
-    Cgroup, Child, Confinement, Freezer, GroupMemory, ProcessorTime, Program, Tail,
-};
+use micabox_ground::lock;
+use micabox_jail::{Cgroup, Child, Confinement, GroupMemory, Program, Spawned, Supervised, Tail};
 use micabox_spec::DiskRate;
 use rustix::process::{Signal, pidfd_send_signal};
 
@@ -28,6 +27,7 @@ use crate::{Error, Snapshot};
 use control::Control;
 pub(crate) use control::{Answer, Request, receive_rate};
 pub(crate) use launch::{Channels, Descriptors, Launch, SharedDescriptor};
+use limits::Limits;
 use stopped::Stopped;
 
 /// Bytes of console output to keep: enough for the kernel's last messages with a stack trace.
@@ -44,8 +44,8 @@ pub(crate) const ROOM: &str = "there is room on the host's disk again";
 /// A process that runs a machine.
 #[derive(Debug)]
 pub(crate) struct Process {
-    pid: u32,
-    handle: OwnedFd,
+    /// Dropped first: all else is there until the process is gone.
+    supervised: Supervised,
     agent: UnixStream,
     console: Tail,
     stderr: Tail,
@@ -53,22 +53,13 @@ pub(crate) struct Process {
     base: Option<Arc<File>>,
     /// Thousandths of a processor that it may use without a quota.
     whole_time: u64,
-    /// The limit of its control group, or why there is none.
-    processor_time: Result<ProcessorTime, String>,
-    /// What freezes its control group, or why nothing can, if that is how it is paused.
-    freezer: Option<Result<Freezer, String>>,
-    /// What counts the memory of a container, if anything; none for a machine, whose processes have all of it.
-    counted: Option<Option<GroupMemory>>,
-    /// Whether anything keeps it from more than it was given.
-    has_memory_limit: bool,
-    has_processor_limit: bool,
+    limits: Limits,
     /// Whether the monitor reported that the host's disk is full, if there is a monitor.
     is_full: Arc<AtomicBool>,
     fate: Arc<Fate>,
-    watcher: Option<JoinHandle<()>>,
 }
 
-/// The state that the process's watcher sets.
+/// The state that the process's thread sets.
 #[derive(Debug, Default)]
 struct Fate {
     state: Mutex<State>,
@@ -83,7 +74,14 @@ struct State {
 
 impl Fate {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
+    }
+
+    /// Publishes how the process ended, which `exit` tells from whether it was killed.
+    fn publish(&self, exit: impl FnOnce(bool) -> Exit) {
+        let mut state = self.lock();
+        state.exit = Some(exit(state.killed));
+        self.changed.notify_all();
     }
 }
 
@@ -105,42 +103,8 @@ impl Process {
                 .map_err(system("starting a thread"))?;
         }
         let control = Control::new(control, launch.saves);
+        let (cgroup, limits) = Limits::create(&launch)?;
         let files = launch.files;
-        let attached = (launch.attached, launch.claim);
-        let group = if launch.is_container && !launch.require_limits {
-            Cgroup::create_available(&launch.quota)
-        } else {
-            Cgroup::create(&launch.quota)
-        };
-        let (cgroup, processor_time) = match group {
-            Ok(group) => {
-                let processor_time = group.processor_time();
-                (Some(group), processor_time)
-            }
-            Err(why) if launch.require_limits => return Err(Error::NoLimits { why }),
-            // `mica doctor` shows the reason.
-            Err(why) => (None, Err(why)),
-        };
-        let freezer = launch.is_container.then(|| match &cgroup {
-            Some(group) => group.freezer(),
-            None => Err("it has no control group".to_owned()),
-        });
-        let counted = launch
-            .is_container
-            .then(|| cgroup.as_ref().and_then(Cgroup::memory));
-        let limits = |what| {
-            cgroup
-                .as_ref()
-                .is_some_and(|group| !group.missing().contains(&what))
-        };
-        let has_processor_limit = !launch.is_container || limits("cpu");
-        let has_memory_limit = !launch.is_container || limits("memory");
-        let missing = cgroup.as_ref().map_or(&[][..], Cgroup::missing);
-        if launch.require_limits && !missing.is_empty() {
-            let why = format!("no controller for {}", missing.join(", "));
-            return Err(Error::NoLimits { why });
-        }
-        let required = launch.require_limits;
         let confinement = Confinement {
             keep: files
                 .iter()
@@ -164,97 +128,73 @@ impl Process {
         let fate = Arc::new(Fate::default());
         let console_tail = Tail::new(CONSOLE_TAIL);
         let stderr_tail = Tail::new(STDERR_TAIL);
-        let (started, start) = mpsc::sync_channel(1);
         // Before there is a second thread. The only one lives as long as this process.
         let name = launch.name.as_deref().unwrap_or_default();
         let forked = launch.forked.map(|(kind, descriptor)| {
             Child::fork(kind, descriptor, name, &confinement, cgroup.as_ref())
         });
         let forked = forked.transpose().map_err(failed)?.flatten();
-        // The kernel kills the child when the thread that forked it ends, so that thread must live
-        // as long as the child, even if the caller's thread ends.
-        let watcher = std::thread::Builder::new()
-            .name("machine".into())
-            .spawn({
+        let is_required = launch.machine.require_limits;
+        let failure = launch.failure;
+        let supervised = Supervised::start(
+            "machine",
+            (agent_child, console_child, control_child, files),
+            (launch.attached, launch.claim, cgroup),
+            move |(_, _, cgroup)| {
+                let spawned = match forked {
+                    Some(spawned) => spawned,
+                    None => Child::spawn(&program, &confinement, cgroup.as_ref())?,
+                };
+                if is_required {
+                    require_group(&spawned, cgroup.as_ref())?;
+                }
+                Ok(spawned)
+            },
+            {
                 let fate = Arc::clone(&fate);
-                let tail = console_tail.clone();
-                let stderr_tail = stderr_tail.clone();
-                move || {
-                    let spawned = match forked {
-                        Some(spawned) => Ok(spawned),
-                        None => Child::spawn(&program, &confinement, cgroup.as_ref()),
-                    };
-                    drop((agent_child, console_child, control_child, files));
-                    let (child, stderr) = match spawned {
-                        Ok(spawned) => {
-                            let id = spawned.child.id();
-                            let is_limited = cgroup.as_ref().is_some_and(|group| group.has(id));
-                            if required && !is_limited {
-                                let _ = pidfd_send_signal(&spawned.handle, Signal::KILL);
-                                let _ = spawned.child.wait();
-                                let why = "it can't be put into its control group";
-                                let _ = started.send(Err(io::Error::other(why)));
-                                return;
-                            }
-                            let _ = started.send(Ok((spawned.child.id(), spawned.handle)));
-                            (spawned.child, spawned.stderr)
-                        }
-                        Err(error) => {
-                            let _ = started.send(Err(error));
-                            return;
-                        }
-                    };
+                let (tail, stderr_tail) = (console_tail.clone(), stderr_tail.clone());
+                move |running, stderr| {
                     // Both end with the process.
                     Tail::drain(&[(&tail, console.as_fd()), (&stderr_tail, stderr.as_fd())]);
-                    let status = child.wait();
-                    // Dropped before the end is published, because the waiting thread may then end
-                    // this process.
-                    drop((attached, cgroup));
-                    let mut state = fate.lock();
-                    let message = stderr_tail.text().trim().to_owned();
-                    let ended = Ended {
-                        status,
-                        console: tail.text(),
-                        message,
-                        killed: state.killed,
-                    };
-                    state.exit = Some(ended.exit(launch.failure));
-                    fate.changed.notify_all();
+                    // What it had is dropped before its end is published, because the waiting
+                    // thread may then end this process.
+                    let status = running.wait();
+                    fate.publish(|killed| {
+                        let ended = Ended {
+                            status,
+                            console: tail.text(),
+                            message: stderr_tail.text().trim().to_owned(),
+                            killed,
+                        };
+                        ended.exit(failure)
+                    });
                 }
-            })
-            .map_err(system("starting a thread"))?;
-        let (pid, handle) = match start.recv() {
-            Ok(Ok(started)) => started,
-            Ok(Err(source)) => {
-                let _ = watcher.join();
-                return Err(failed(source));
-            }
-            Err(_) => {
-                return Err(Error::System {
-                    what: "starting a machine",
-                    source: io::Error::other("its thread died"),
-                });
-            }
-        };
+            },
+        );
         Ok(Self {
-            pid,
-            handle,
+            supervised: supervised.map_err(failed)?,
             agent,
             console: console_tail,
             stderr: stderr_tail,
             control,
             base: launch.base,
             whole_time: launch.whole_time,
-            processor_time,
-            freezer,
-            counted,
-            has_memory_limit,
-            has_processor_limit,
+            limits,
             is_full,
             fate,
-            watcher: Some(watcher),
         })
     }
+}
+
+/// Kills a process that is not in its control group, and waits for it.
+fn require_group(spawned: &Spawned, cgroup: Option<&Cgroup>) -> io::Result<()> {
+    let id = spawned.child.id();
+    if cgroup.is_some_and(|group| group.has(id)) {
+        return Ok(());
+    }
+    let _ = pidfd_send_signal(&spawned.handle, Signal::KILL);
+    let _ = spawned.child.wait();
+    Err(io::Error::other("it can't be put into its control group"))
 }
 
 /// How a process ended, and its last output.
@@ -292,7 +232,7 @@ impl Machine for Process {
     }
 
     fn pid(&self) -> u32 {
-        self.pid
+        self.supervised.id()
     }
 
     fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
@@ -312,10 +252,10 @@ impl Machine for Process {
             return self.control.pause(meanwhile);
         }
         let _one_at_a_time = self.control.lock();
-        if let Some(freezer) = &self.freezer {
+        if let Some(freezer) = &self.limits.freezer {
             return stopped::freeze(freezer, meanwhile).map_err(Error::Pause);
         }
-        let stopped = Stopped::new(&self.handle, self.pid)
+        let stopped = Stopped::new(self.supervised.handle(), self.pid())
             .map_err(|error| Error::Pause(error.to_string()))?;
         meanwhile();
         drop(stopped);
@@ -323,7 +263,7 @@ impl Machine for Process {
     }
 
     fn limit_processors(&self, quota: Option<u32>) -> Result<(), Error> {
-        let limit = self.processor_time.as_ref().map_err(String::clone);
+        let limit = self.limits.processor_time.as_ref().map_err(String::clone);
         let time = quota.map_or(self.whole_time, u64::from);
         limit
             .and_then(|limit| limit.set(time).map_err(|error| error.to_string()))
@@ -335,7 +275,7 @@ impl Machine for Process {
     }
 
     fn memory(&self) -> Memory {
-        match &self.counted {
+        match &self.limits.counted {
             None => Memory::OfProcesses,
             Some(counted) => match counted.as_ref().and_then(GroupMemory::read) {
                 Some((own, shared)) => Memory::Counted { own, shared },
@@ -345,11 +285,11 @@ impl Machine for Process {
     }
 
     fn has_memory_limit(&self) -> bool {
-        self.has_memory_limit
+        self.limits.has_memory
     }
 
     fn has_processor_limit(&self) -> bool {
-        self.has_processor_limit
+        self.limits.has_processors
     }
 
     fn is_stalled(&self) -> bool {
@@ -370,12 +310,7 @@ impl Machine for Process {
             if left.is_zero() {
                 return None;
             }
-            state = self
-                .fate
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = lock::ignore_poison(self.fate.changed.wait_timeout(state, left)).0;
         }
         state.exit.clone()
     }
@@ -385,7 +320,7 @@ impl Machine for Process {
         if state.exit.is_none() {
             state.killed = true;
             // Fails only if the process has already ended.
-            let _ = pidfd_send_signal(&self.handle, Signal::KILL);
+            let _ = pidfd_send_signal(self.supervised.handle(), Signal::KILL);
         }
     }
 
@@ -397,9 +332,6 @@ impl Machine for Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
-        if let Some(watcher) = self.watcher.take() {
-            let _ = watcher.join();
-        }
     }
 }
 
@@ -435,7 +367,7 @@ mod tests {
                 tasks: 64,
             },
             whole_time: 2000,
-            require_limits: false,
+            machine: micabox_spec::Machine::default(),
             claim: None,
             attached: None,
         }
@@ -538,7 +470,7 @@ mod tests {
     #[test]
     fn a_machine_with_required_limits_does_not_start_without_them() {
         let mut launch = launch("/bin/true", Vec::new());
-        launch.require_limits = true;
+        launch.machine.require_limits = true;
         let started = Process::start(launch, Channels::new().unwrap());
         let whole = micabox_jail::Place::find().is_ok_and(|place| place.controllers.len() == 3);
         match started {

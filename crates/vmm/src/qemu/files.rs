@@ -8,11 +8,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use micabox_disk::flat_vmdk;
 use micabox_jail::View;
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 use rustix::process::geteuid;
 
-use super::vmdk;
 use crate::file::reopen;
 use crate::process::SharedDescriptor;
 use crate::{Begin, Error, MachineConfig, MachineFile};
@@ -98,7 +98,7 @@ impl Files {
             let number = self.share(Arc::clone(part.file()));
             (shared_path(number), part.length())
         });
-        let text = vmdk::descriptor(extents);
+        let text = flat_vmdk(extents);
         let write = || -> std::io::Result<File> {
             let mut file = File::from(memfd_create("disk", MemfdFlags::CLOEXEC)?);
             file.write_all(text.as_bytes())?;

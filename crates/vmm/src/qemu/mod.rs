@@ -13,7 +13,6 @@ mod files;
 mod jail;
 mod options;
 mod pci;
-mod vmdk;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -177,7 +176,7 @@ impl Backend for Qemu {
             },
             whole_time: processor_time(config.cpus(), None),
             is_container: false,
-            require_limits: config.machine.require_limits,
+            machine: config.machine,
             claim,
             attached: Some(Box::new(config.servers())),
         };

@@ -3,8 +3,8 @@
 use std::io::Cursor;
 
 use micabox_wire::{
-    Decoder, Error, MAX_DATA, Message, OutputStream, ToGuest, ToHost, VERSION, encode, preamble,
-    read_message, write_message,
+    Decoder, Error, MAX_DATA, Message, OutputStream, ToGuest, ToHost, VERSION, encode,
+    encode_output, preamble, read_message, write_message,
 };
 use proptest::prelude::*;
 
@@ -39,6 +39,26 @@ fn decode_anything<M: Message>(stream: &[u8], piece: usize) {
     }
     let mut reader = Cursor::new(stream);
     while let Ok(Some(_)) = read_message::<M>(&mut reader) {}
+}
+
+#[test]
+fn output_is_encoded_from_where_it_is_and_lengths_without_encoding() {
+    for length in [0, 1, 200, MAX_DATA] {
+        let (id, stream, data) = (300, OutputStream::Stderr, vec![7; length]);
+        let (mut expected, mut found) = (vec![1], vec![1]);
+        encode_output(id, stream, &data, &mut found).unwrap();
+        encode(&ToHost::Output { id, stream, data }, &mut expected).unwrap();
+        assert_eq!(found, expected);
+    }
+    let stdin = |length: usize| ToGuest::Stdin {
+        id: 1,
+        data: vec![0; length],
+    };
+    for (length, fits) in [(ToGuest::MAX_FRAME - 6, true), (ToGuest::MAX_FRAME, false)] {
+        let message = stdin(length);
+        assert_eq!(message.check_length().is_ok(), fits);
+        assert_eq!(encode(&message, &mut Vec::new()).is_ok(), fits);
+    }
 }
 
 proptest! {

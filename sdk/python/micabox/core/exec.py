@@ -60,8 +60,8 @@ class Defaults:
             "stdin": "frames" if stdin else "null",
             "stdout": "frames",
             "stderr": "frames",
-            "timeout": max(1, round(limit * 1000)) if limit else 0,
-            "grace": round(_GRACE * 1000) if limit else 0,
+            "timeout": arguments.milliseconds(limit or 0),
+            "grace": arguments.milliseconds(_GRACE) if limit else 0,
         }
 
 

@@ -21,6 +21,7 @@ from micabox.errors import (
     ProtocolException,
     of_file,
 )
+from micabox.io import sockets
 from micabox.model.files import (
     AsyncWriteData,
     AsyncWriteEntry,
@@ -112,9 +113,15 @@ class Files:
         return self._defaults.path(path)
 
     async def begin(
-        self, what: str, user: str | None, stdin: bool = False, **operation: Any
+        self,
+        what: str,
+        user: str | None,
+        stdin: bool = False,
+        is_held: bool = False,
+        **operation: Any,
     ) -> Operation:
-        """Begins an operation of docs/protocol.md."""
+        """Begins an operation of docs/protocol.md. What the caller holds, and may leave alone, has a connection
+        of its own, which ends with it."""
         path = str(operation.get("path") or operation.get("from") or "")
         paths = ("path", "from", "to")
         said = {key: encode_text(v) if key in paths else v for key, v in operation.items()}
@@ -127,14 +134,21 @@ class Files:
             "stdout": "frames",
             "stderr": "frames",
         }
-        channel = await self._owner.connect()
         try:
-            process = await Process.start(self._owner.io, channel, request)
+            process = await self._start(request, is_held)
         except CommandStartException as failure:
             if failure.reason != "file":
                 raise
             raise of_file(what, path, failure.errno, failure.message) from None
         return Operation(process, what, path)
+
+    async def _start(self, request: dict[str, Any], is_held: bool) -> Process:
+        if not is_held:
+            try:
+                return await Process.start(self._owner.io, await self._owner.share(), request)
+            except sockets.NotSent:
+                pass  # the connection ended just now
+        return await Process.start(self._owner.io, await self._owner.connect(), request)
 
     async def _perform(self, what: str, user: str | None, **operation: Any) -> None:
         begun = await self.begin(what, user, **operation)
@@ -153,14 +167,14 @@ class Files:
             raise ProtocolException(f"{len(replies)} replies to an operation that has one")
         return replies[0]
 
-    async def open(self, path: str, user: str | None) -> Operation:
+    async def open(self, path: str, user: str | None, is_held: bool = True) -> Operation:
         """Begins to read a file."""
-        path = self.absolute(path)
-        return await self.begin("read", user, type="read", path=path, offset=0, length=None)
+        operation: dict[str, Any] = {"type": "read", "path": self.absolute(path)}
+        return await self.begin("read", user, False, is_held, **operation, offset=0, length=None)
 
     async def read(self, path: str, user: str | None) -> bytes:
         """Reads a file."""
-        begun = await self.open(path, user)
+        begun = await self.open(path, user, is_held=False)
         try:
             return await begun.all()
         finally:
@@ -176,7 +190,8 @@ class Files:
     async def pack(self, path: str, user: str | None) -> Operation:
         """Begins to read what is in a directory as a tar archive."""
         path = self.absolute(path)
-        return await self.begin("pack", user, type="pack", path=path, follow=True, name="")
+        operation: dict[str, Any] = {"type": "pack", "path": path, "follow": True, "name": ""}
+        return await self.begin("pack", user, False, True, **operation)
 
     async def unpack(self, path: str, data: AsyncWriteData, user: str | None) -> None:
         """Writes what is in a tar archive into a directory, which is made if it is missing."""
@@ -317,7 +332,7 @@ class Files:
         if reply.get("kind") != "directory":
             raise of_file("watch", path, errno.ENOTDIR, "")
         operation = {"type": "watch", "path": path, "recursive": bool(recursive)}
-        return await self.begin("watch", user, stdin=True, **operation)
+        return await self.begin("watch", user, True, True, **operation)
 
     async def make_dir(self, path: str, user: str | None) -> bool:
         """Makes a directory, and those above it; False if it is there."""

@@ -102,7 +102,7 @@ class Process:
                 self._looks += 1
                 self._changed.notify_all()
             if self._state.is_over:
-                self._channel.close()
+                self._channel.close(True)
         return bool(frames) or self._state.is_over
 
     async def look(self) -> bool:
@@ -188,6 +188,6 @@ class Process:
 
     def close(self) -> None:
         """Ends the connection; the command is killed unless it is over or was released."""
-        self._channel.close()
+        self._channel.close(self._state.is_over)
         with self._guard:
             self._state.lose(sockets.disconnected())

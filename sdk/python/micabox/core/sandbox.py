@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
 from collections.abc import Mapping
@@ -115,7 +114,7 @@ class Sandbox:
 
     async def stop(self, grace: float) -> bool:
         """Asks it to end, and kills it after `grace` seconds; False if it does not run."""
-        milliseconds = round(arguments.seconds(grace, "grace") * 1000)
+        milliseconds = arguments.milliseconds(arguments.seconds(grace, "grace"))
         return await self._end({"type": "stop", "grace": milliseconds})
 
     async def _end(self, message: dict[str, Any]) -> bool:
@@ -123,6 +122,8 @@ class Sandbox:
             await self.owner.ask(message, "stopped")
         except SandboxNotRunningException:
             return False
+        finally:
+            self.owner.close()
         return True
 
     async def is_running(self) -> bool:
@@ -138,7 +139,7 @@ class Sandbox:
         message: dict[str, Any] = {"type": "expire", "max_life": 0}
         if seconds := arguments.seconds(seconds, "a timeout"):
             # The owner measures it: the wall clock may step.
-            message = {"type": "end_in", "millis": math.ceil(seconds * 1000)}
+            message = {"type": "end_in", "millis": arguments.milliseconds(seconds)}
         await self.owner.ask(message, "expires")
 
     async def pause(self) -> None:

@@ -33,8 +33,39 @@ class Channel(Protocol):
         """
         ...
 
+    def close(self, is_over: bool = False) -> None:
+        """Ends the request, and what it has started unless that is over; wakes what waits for frames."""
+        ...
+
+
+class Line(Protocol):
+    """A connection to an owner, on which many requests are made."""
+
+    may_lose: bool
+    """Whether frames may be lost when what receives is interrupted."""
+
+    async def send(self, data: bytes) -> None:
+        """Sends whole frames. Raises NotSent if the last of them certainly wasn't sent."""
+        ...
+
+    def send_now(self, data: bytes) -> None:
+        """Sends a frame without waiting. Never raises."""
+        ...
+
+    async def frames(self) -> list[Frame]:
+        """Waits for frames. Raises DisconnectedException at the connection's end."""
+        ...
+
+    def has_ended(self) -> bool:
+        """Whether the connection has ended, whatever is left to receive."""
+        ...
+
+    def shut(self) -> None:
+        """Ends the connection, for what waits for frames too; from any thread."""
+        ...
+
     def close(self) -> None:
-        """Ends the connection; wakes what waits for frames."""
+        """Ends the connection, for which nothing waits, and frees its descriptor."""
         ...
 
 
@@ -78,12 +109,20 @@ class Io(Protocol):
         """Connects to the owner of the sandbox in this directory."""
         ...
 
+    async def line(self, directory: str) -> Line:
+        """Connects to the same owner, for many requests."""
+        ...
+
     async def server(self) -> ServerChannel:
         """A channel to this process's `mica serve`, which is started if there is none."""
         ...
 
     def place(self) -> object:
         """The event loop without which the channels made here do not work; None if they need none."""
+        ...
+
+    def is_over(self, place: object) -> bool:
+        """Whether it is such an event loop, and closed."""
         ...
 
     def condition(self) -> Condition:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import queue
+import select
 import socket
 import threading
 from collections.abc import Coroutine
@@ -58,22 +60,99 @@ class Condition:
         self._condition.notify_all()
 
 
-class OwnerChannel:
+class Line:
     """A connection to an owner."""
+
+    may_lose = True
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._decoder = Decoder()
+        # What waits in recv(2) is woken whenever the other side reads, too.
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
+        # Nothing of it is in memory that was not received.
+        self._buffer = memoryview(bytearray(_RECEIVE))
+        self._sending = threading.Lock()
+        # Frames that the holder of this lock sends as well.
+        self._late: collections.deque[bytes] = collections.deque()
+
+    async def send(self, data: bytes) -> None:
+        if len(data) > sockets.SMALL:
+            with self._sending:
+                self._send_all(self._queued() + data, data)
+        else:
+            self._late.append(data)
+        while self._late and self._sending.acquire(blocking=False):
+            try:
+                self._send_all(self._queued(), data)
+            finally:
+                self._sending.release()
+
+    def send_now(self, data: bytes) -> None:
+        self._late.append(data)
+        while self._late and self._sending.acquire(blocking=False):
+            try:
+                sockets.send_now(self._socket, self._queued())
+            finally:
+                self._sending.release()
+
+    def _queued(self) -> bytes:
+        pieces: list[bytes] = []
+        while self._late:
+            pieces.append(self._late.popleft())
+        return b"".join(pieces)
+
+    def _send_all(self, data: bytes, last: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError:
+            # Other threads' frames may be behind it.
+            is_last = data.endswith(last)
+            raise (sockets.not_sent() if is_last else sockets.disconnected()) from None
+        except BaseException:
+            self.shut()  # a part may have been sent
+            raise
+
+    async def frames(self, timeout: float | None = None) -> list[Frame]:
+        while True:
+            try:
+                if not self._readable.poll(None if timeout is None else timeout * 1000):
+                    return []
+                count = self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            except (OSError, ValueError):
+                count = 0
+            if not count:
+                raise sockets.disconnected()
+            if frames := self._decoder.feed(self._buffer[:count]):
+                return frames
+
+    def has_ended(self) -> bool:
+        return sockets.has_ended(self._socket)
+
+    def shut(self) -> None:
+        sockets.shut(self._socket)
+
+    def close(self) -> None:
+        sockets.close(self._socket)
+
+
+class OwnerChannel:
+    """A connection to an owner, for one request."""
 
     number = 1
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._decoder = Decoder()
-        self._sending = threading.Lock()
+        self._line = Line(connection)
 
     async def send(self, data: bytes) -> None:
-        with self._sending:
-            try:
-                self._socket.sendall(data)
-            except OSError:
-                raise sockets.disconnected() from None
+        try:
+            await self._line.send(data)
+        except sockets.NotSent:
+            raise sockets.disconnected() from None
 
     def send_last(self, data: bytes) -> None:
         try:
@@ -83,33 +162,13 @@ class OwnerChannel:
         self.close()
 
     async def receive(self, timeout: float | None = None) -> list[Frame]:
-        while True:
-            try:
-                # With MSG_DONTWAIT or poll, a sender's timeout stays as it is.
-                if timeout is not None and not _readable(self._socket, timeout):
-                    return []
-                data = self._socket.recv(_RECEIVE)
-            except (OSError, ValueError):
-                data = b""
-            if not data:
-                raise sockets.disconnected()
-            if frames := [f for f in self._decoder.feed(data) if f.number == self.number]:
+        while frames := await self._line.frames(timeout):
+            if frames := [frame for frame in frames if frame.number == self.number]:
                 return frames
+        return []
 
-    def close(self) -> None:
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other side was first
-        self._socket.close()
-
-
-def _readable(connection: socket.socket, timeout: float) -> bool:
-    import select
-
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(timeout * 1000))
+    def close(self, is_over: bool = False) -> None:
+        self._line.close()
 
 
 class ServerChannel:
@@ -142,7 +201,7 @@ class ServerChannel:
         while not self._frames.empty():
             self._server.undone(self.number, self._frames.get() or [])
 
-    def close(self) -> None:
+    def close(self, is_over: bool = False) -> None:
         self._server.close(self.number)
         self._frames.put(None)
 
@@ -153,11 +212,17 @@ class BlockingIo:
     async def owner(self, directory: str) -> Channel:
         return OwnerChannel(sockets.connect(directory))
 
+    async def line(self, directory: str) -> Line:
+        return Line(sockets.connect(directory))
+
     async def server(self) -> ServerChannel:
         return ServerChannel()
 
     def place(self) -> None:
         return None
+
+    def is_over(self, place: object) -> bool:
+        return False
 
     def condition(self) -> Condition:
         return Condition()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import select
 import socket
 import weakref
 from collections.abc import Callable
@@ -13,7 +14,17 @@ from micabox.protocol.frames import PREAMBLE
 
 # linux/fcntl.h; PyPy's `os` lacks it.
 _O_PATH: int = getattr(os, "O_PATH", 0o10000000)
+# Most bytes of frames that never wait for others that are being sent. What receives sends credit: if it waited for
+# what the owner does not receive, because nothing receives what the owner sends, all would wait for each other.
+SMALL = 4 << 10
+_DISCONNECTED = "the sandbox ended, or its owner closed the connection"
+# linux/poll.h; the same.
+_POLLRDHUP: int = getattr(select, "POLLRDHUP", 0x2000)
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+class NotSent(DisconnectedException):
+    """The connection had ended before the last frame was sent: nothing of that was done."""
 
 
 def connect(directory: str) -> socket.socket:
@@ -45,6 +56,40 @@ def connect(directory: str) -> socket.socket:
     return connection
 
 
+def send_now(connection: socket.socket, data: bytes) -> None:
+    """Sends a frame without waiting, or ends the connection: half a frame would be in the way of all others."""
+    try:
+        if connection.send(data, socket.MSG_DONTWAIT) == len(data):
+            return
+    except OSError:
+        pass  # it is over
+    shut(connection)
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether either side has ended it, whatever is left to receive."""
+    poll = select.poll()
+    try:
+        poll.register(connection, _POLLRDHUP)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):
+        return True
+
+
+def shut(connection: socket.socket) -> None:
+    """Ends a connection, and wakes what waits on it."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the other side was first
+
+
+def close(connection: socket.socket) -> None:
+    """Ends a connection, and frees its descriptor."""
+    shut(connection)
+    connection.close()
+
+
 def close_with(owner: object, close: Callable[[], None]) -> None:
     """Calls `close` when nothing refers to the owner any more. Not at the interpreter's end, which closes all
     connections, and may clear modules before objects."""
@@ -53,9 +98,12 @@ def close_with(owner: object, close: Callable[[], None]) -> None:
 
 def disconnected() -> DisconnectedException:
     """What is raised at a connection's end."""
-    return DisconnectedException(
-        "the sandbox ended, or its owner closed the connection", kind="disconnected"
-    )
+    return DisconnectedException(_DISCONNECTED, kind="disconnected")
+
+
+def not_sent() -> NotSent:
+    """What is raised where the connection had ended before."""
+    return NotSent(_DISCONNECTED, kind="disconnected")
 
 
 def _close_copies() -> None:

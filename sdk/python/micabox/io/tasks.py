@@ -75,11 +75,101 @@ class OwnerChannel:
             reading.cancel()
             await asyncio.wait([reading])
 
-    def close(self) -> None:
+    def close(self, is_over: bool = False) -> None:
         try:
             self._writer.close()
         except RuntimeError:
             self._socket.close()  # the event loop was closed first
+
+
+class Line:
+    """A connection to an owner that is kept. The event loop has nothing of it while nothing waits for it, and
+    need not be told of its end."""
+
+    may_lose = False
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._decoder = Decoder()
+        # Nothing of it is in memory that was not received.
+        self._buffer = memoryview(bytearray(_RECEIVE))
+        self._sending = asyncio.Lock()
+        # Tasks that have this lock, or wait for it; and what the next of them sends as well.
+        self._senders = 0
+        self._late = b""
+        self._waiting: asyncio.Future[None] | None = None
+
+    async def send(self, data: bytes) -> None:
+        if len(data) <= sockets.SMALL and self._senders:
+            self._late += data
+            return
+        self._senders += 1
+        try:
+            async with self._sending:
+                await self._send_all(data)
+        finally:
+            self._senders -= 1
+            # One that waited may have been cancelled.
+            self.send_now(b"")
+
+    async def _send_all(self, data: bytes) -> None:
+        while self._late or data:
+            late, self._late = self._late, b""
+            try:
+                await asyncio.get_running_loop().sock_sendall(self._socket, late + data)
+            except (OSError, ValueError):
+                raise (sockets.not_sent() if data else sockets.disconnected()) from None
+            except BaseException:
+                self.shut()  # a part may have been sent
+                raise
+            data = b""
+
+    def send_now(self, data: bytes) -> None:
+        self._late += data
+        if self._late and not self._senders:
+            data, self._late = self._late, b""
+            sockets.send_now(self._socket, data)
+
+    async def frames(self) -> list[Frame]:
+        while True:
+            try:
+                count = self._socket.recv_into(self._buffer)
+            except BlockingIOError:
+                await self._readable()
+                continue
+            except OSError:
+                count = 0
+            if not count:
+                raise sockets.disconnected()
+            if frames := self._decoder.feed(self._buffer[:count]):
+                return frames
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        descriptor = self._socket.fileno()
+        loop.add_reader(descriptor, self._wake)
+        try:
+            await self._waiting
+        finally:
+            # Closed, it is not the loop's any more.
+            if self._socket.fileno() == descriptor:
+                loop.remove_reader(descriptor)
+            self._waiting = None
+
+    def _wake(self) -> None:
+        if self._waiting and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def has_ended(self) -> bool:
+        return sockets.has_ended(self._socket)
+
+    def shut(self) -> None:
+        sockets.shut(self._socket)
+
+    def close(self) -> None:
+        sockets.close(self._socket)
 
 
 class ServerChannel:
@@ -125,7 +215,7 @@ class ServerChannel:
         while self._frames:
             self._server.undone(self.number, self._frames.popleft() or [])
 
-    def close(self) -> None:
+    def close(self, is_over: bool = False) -> None:
         self._server.close(self.number)
         self._end()
 
@@ -142,6 +232,9 @@ class TaskIo:
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=4 * _RECEIVE)
         return OwnerChannel(connection, reader, writer)
 
+    async def line(self, directory: str) -> Line:
+        return Line(sockets.connect(directory))
+
     async def server(self) -> ServerChannel:
         # Its start blocks for as long as a process takes to start.
         process = await asyncio.to_thread(server.running)
@@ -152,6 +245,9 @@ class TaskIo:
 
     def place(self) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
+
+    def is_over(self, place: object) -> bool:
+        return isinstance(place, asyncio.AbstractEventLoop) and place.is_closed()
 
     def condition(self) -> asyncio.Condition:
         return asyncio.Condition()

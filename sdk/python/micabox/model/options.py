@@ -18,7 +18,7 @@ class Options(TypedDict, total=False):
     Sizes are in bytes, or have a unit: `k`, `m`, `g` or `t`. Times are in seconds, or have one: `s`, `m`, `h` or `d`.
     """
 
-    # generated from crates/spec/src/options.rs
+    # generated from crates/spec/src/options
     name: str
     """Name of the sandbox. Default: two random words."""
     memory: str
@@ -180,7 +180,8 @@ def of_arguments(
     if "snapshot" in given:
         given["from"] = given.pop("snapshot")
     if timeout is not None:
-        given["max_life"] = f"{arguments.seconds(timeout, 'a timeout'):.3f}"
+        milliseconds = arguments.milliseconds(arguments.seconds(timeout, "a timeout"))
+        given["max_life"] = f"{milliseconds / 1000:.3f}"
     for option, name, more in (("env", "envs", envs), ("label", "metadata", metadata)):
         if more is not None or isinstance(given.get(option), Mapping):
             said = arguments.variables(given.get(option), option)

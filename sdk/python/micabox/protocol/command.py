@@ -19,6 +19,8 @@ from micabox.protocol.frames import (
     encode_data,
 )
 
+# Bytes of each output that may be unread: all that an owner takes. So a command in the background ends with as much
+# output unread, which is read later.
 WINDOW = 1 << 20
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 

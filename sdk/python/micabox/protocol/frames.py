@@ -24,6 +24,10 @@ _HEAD = struct.Struct("<IBI")
 # Kind and number, which the length counts too.
 _COUNTED = 5
 
+# Made once: json.dumps() makes one for each call that wants another than its own.
+_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+parse = json.JSONDecoder().decode
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -36,7 +40,7 @@ class Frame:
     def message(self) -> dict[str, Any]:
         """The message; an exception if it is none."""
         try:
-            message = json.loads(self.body)
+            message = parse(self.body.decode())
         except ValueError as error:
             raise ProtocolException(f"a message is not JSON: {error}") from None
         if not isinstance(message, dict):
@@ -47,8 +51,7 @@ class Frame:
 def encode(number: int, message: dict[str, Any]) -> bytes:
     """A message as a frame. Raises InvalidArgumentException for what JSON in UTF-8 can't carry."""
     try:
-        said = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        body = said.encode()
+        body = _JSON.encode(message).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgumentException(
             f"the request has a value that can't be sent: {error}", kind="invalid"
@@ -72,7 +75,7 @@ class Decoder:
         self._buffer = bytearray()
         self._begun = False
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Takes bytes; returns the frames that they complete."""
         self._buffer += data
         if not self._begun:
@@ -87,15 +90,17 @@ class Decoder:
             del self._buffer[: len(PREAMBLE)]
         frames: list[Frame] = []
         start = 0
-        while len(self._buffer) - start >= _HEAD.size:
-            length, kind, number = _HEAD.unpack_from(self._buffer, start)
-            most = MAX_DATA if kind else MAX_MESSAGE
-            if kind > STDERR or not _COUNTED <= length <= most + _COUNTED:
-                raise ProtocolException(f"a frame of kind {kind} with {length} bytes")
-            end = start + length + _HEAD.size - _COUNTED
-            if len(self._buffer) < end:
-                break
-            frames.append(Frame(number, kind, bytes(self._buffer[start + _HEAD.size : end])))
-            start = end
+        # Slices of a view are copied once.
+        with memoryview(self._buffer) as view:
+            while len(view) - start >= _HEAD.size:
+                length, kind, number = _HEAD.unpack_from(view, start)
+                most = MAX_DATA if kind else MAX_MESSAGE
+                if kind > STDERR or not _COUNTED <= length <= most + _COUNTED:
+                    raise ProtocolException(f"a frame of kind {kind} with {length} bytes")
+                end = start + length + _HEAD.size - _COUNTED
+                if len(view) < end:
+                    break
+                frames.append(Frame(number, kind, bytes(view[start + _HEAD.size : end])))
+                start = end
         del self._buffer[:start]
         return frames

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from micabox.arguments import invalid
 from micabox.errors import ProtocolException
+from micabox.protocol.frames import parse
 
 # As long as the longest path and its description are, with room.
 _MAX = 1 << 20
@@ -31,7 +32,7 @@ class ReplyDecoder:
             if len(self._buffer) < 4 + length:
                 break
             try:
-                reply = json.loads(self._buffer[4 : 4 + length])
+                reply = parse(self._buffer[4 : 4 + length].decode())
             except ValueError as error:
                 raise ProtocolException(f"a reply is not JSON: {error}") from None
             del self._buffer[: 4 + length]

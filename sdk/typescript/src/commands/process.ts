@@ -1,10 +1,11 @@
 /** A program that runs in a sandbox: its start, its streams, its end. */
 
-import { ProtocolError } from "../errors.js";
-import { connectOwner, type Owner } from "../owner.js";
+import { DisconnectedError, ProtocolError } from "../errors.js";
+import { connectOwner, type Owner, type OwnerConnection } from "../owner.js";
 import type { Call, Output } from "../protocol/call.js";
 import type { Connection } from "../protocol/connection.js";
 import type { Input } from "../protocol/input.js";
+import type { Shared } from "../shared.js";
 import type { Socket } from "node:net";
 
 /** How it ended. */
@@ -26,6 +27,8 @@ export class Process {
   readonly #call: Call;
   readonly #connection: Connection;
   readonly #socket: Socket;
+  /** Whether others use the connection as well. */
+  readonly #isShared: boolean;
   readonly #started = performance.now();
   /** Whether another client has its stdin, if it was attached to. */
   readonly isStdinTaken: boolean;
@@ -33,38 +36,48 @@ export class Process {
   #awaited = 0;
   #isAlone = false;
 
-  private constructor(pid: number, call: Call, connection: Connection, socket: Socket, timeout: number, isStdinTaken: boolean) {
+  private constructor(
+    pid: number,
+    call: Call,
+    { connection, socket }: OwnerConnection,
+    { timeout = 0, isStdinTaken = false, isShared = false }: { timeout?: number; isStdinTaken?: boolean; isShared?: boolean },
+  ) {
     this.pid = pid;
     this.isStdinTaken = isStdinTaken;
+    this.#isShared = isShared;
     this.#call = call;
     this.#connection = connection;
     this.#socket = socket;
     this.timeout = timeout;
   }
 
-  /** Starts a program: `exec`'s fields, with outputs in frames. */
-  static async start(owner: Owner, exec: object): Promise<Process> {
-    const { connection, socket } = await connectOwner(owner);
+  /** Starts a program: `exec`'s fields, with outputs in frames. With `shared` on a connection that others have as well. */
+  static async start(owner: Owner, exec: object, shared?: Shared): Promise<Process> {
+    const kept = await shared?.connection();
+    const made = kept ?? (await connectOwner(owner));
+    let call: Call | undefined;
     try {
-      const call = connection.call({ type: "exec", stdout: "frames", stderr: "frames", ...exec });
+      call = made.connection.call({ type: "exec", stdout: "frames", stderr: "frames", ...exec });
       const { pid } = await call.answer("started");
       const { timeout } = exec as { timeout?: number };
-      return new Process(Number(pid), call, connection, socket, timeout ?? 0, false);
+      return new Process(Number(pid), call, made, { timeout: timeout ?? 0, isShared: kept !== undefined });
     } catch (error) {
-      connection.close();
+      if (kept === undefined) made.connection.close();
+      // The connection had ended before the request.
+      else if (call === undefined ? made.connection.isOver : call.isUnsent) return Process.start(owner, exec);
       throw error;
     }
   }
 
   /** Attaches to a program that runs, whatever has started it. */
   static async attach(owner: Owner, pid: number): Promise<Process> {
-    const { connection, socket } = await connectOwner(owner);
+    const made = await connectOwner(owner);
     try {
-      const call = connection.call({ type: "attach", pid, stdin: "frames", stdout: "frames", stderr: "frames" });
+      const call = made.connection.call({ type: "attach", pid, stdin: "frames", stdout: "frames", stderr: "frames" });
       const { stdin } = await call.answer("attached");
-      return new Process(pid, call, connection, socket, 0, stdin !== true);
+      return new Process(pid, call, made, { isStdinTaken: stdin !== true });
     } catch (error) {
-      connection.close();
+      made.connection.close();
       throw error;
     }
   }
@@ -135,8 +148,13 @@ export class Process {
     }
   }
 
-  /** Ends the connection, and the program if it runs and was started here. `exit` has this error. */
+  /** Ends the connection, unless others use it, and the program if it runs and was started here. `exit` has this error. */
   close(error?: Error): void {
-    this.#connection.close(error);
+    if (!this.#isShared) {
+      this.#connection.close(error);
+    } else if (!this.#call.isOver) {
+      this.kill();
+      this.#call.over(error ?? new DisconnectedError("the operation was ended", { kind: "disconnected" }));
+    }
   }
 }

@@ -9,6 +9,7 @@ import { FileExistsError, FileNotFoundError, InvalidArgumentError, ProtocolError
 import type { Owner } from "../owner.js";
 import { MAX_U32, whole } from "../protocol/number.js";
 import { encodeText, type Text } from "../protocol/text.js";
+import type { Shared } from "../shared.js";
 import { entryBelow, entryInfo, writeInfo, type EntryInfo, type WriteInfo } from "./entry.js";
 import { Operation, type Request } from "./operation.js";
 import { encodeReply, type Stat } from "./replies.js";
@@ -58,10 +59,12 @@ const MAX_ENTRIES = 10_000_000;
 /** Paths are from the sandbox's working directory unless they begin with a slash. */
 export class Filesystem {
   readonly #owner: Owner;
+  readonly #shared: Shared;
   readonly #defaults: Defaults;
 
-  constructor(owner: Owner, defaults: Defaults) {
+  constructor(owner: Owner, shared: Shared, defaults: Defaults) {
     this.#owner = owner;
+    this.#shared = shared;
     this.#defaults = defaults;
   }
 
@@ -75,7 +78,7 @@ export class Filesystem {
     { format = "text", offset = 0, length, user }: Reading & { format?: "text" | "bytes" | "blob" | "stream" } = {},
   ): Promise<string | Uint8Array | Blob | ReadableStream<Uint8Array>> {
     const range = { offset: whole("offset", offset), length: length === undefined ? null : whole("length", length) };
-    const operation = await this.#start("read", path, range, user);
+    const operation = await this.#start("read", path, range, user, { isHeld: format === "stream" });
     if (format === "stream") return streamOf(operation);
     const read: Uint8Array[] = [];
     for await (const piece of operation.bytes()) read.push(piece);
@@ -228,7 +231,7 @@ export class Filesystem {
 
   /** Calls `onEvent` for each change in a directory from now on. */
   async watchDir(path: string, onEvent: OnEvent, { recursive = false, user, onExit }: WatchOptions = {}): Promise<WatchHandle> {
-    const operation = await this.#start("watch", path, { recursive }, user, { end: false });
+    const operation = await this.#start("watch", path, { recursive }, user, { end: false, isHeld: true });
     return new WatchHandle(operation, onEvent, onExit);
   }
 
@@ -249,15 +252,19 @@ export class Filesystem {
     throw new ProtocolError("no attributes");
   }
 
-  /** Begins an operation, of the type `what` unless the fields have another. */
+  /**
+   * Begins an operation, of the type `what` unless the fields have another. One that the caller holds has a connection of
+   * its own, which ends with it.
+   */
   #start(
     what: string,
     path: string,
     fields: Record<string, unknown>,
     user: string | undefined,
-    has?: { stdin?: boolean; end?: boolean },
+    has: { stdin?: boolean; end?: boolean; isHeld?: boolean } = {},
   ): Promise<Operation> {
-    const purpose = { owner: this.#owner, user: this.#defaults.user(user), what, path };
+    const shared = has.isHeld === true ? undefined : this.#shared;
+    const purpose = { owner: this.#owner, shared, user: this.#defaults.user(user), what, path };
     const request: Request = { type: what, path: this.#path(path), ...fields };
     return Operation.start(purpose, request, has);
   }

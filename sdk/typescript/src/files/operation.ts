@@ -5,6 +5,7 @@ import { Process } from "../commands/process.js";
 import { feed, type Pieces } from "../data.js";
 import { CommandStartError, errorOfFile, ProtocolError } from "../errors.js";
 import type { Owner } from "../owner.js";
+import type { Shared } from "../shared.js";
 import { textString } from "../protocol/text.js";
 import { ReplyDecoder, type Reply } from "./replies.js";
 
@@ -24,6 +25,8 @@ export interface Request {
 /** What an operation is for, in errors. */
 export interface Purpose {
   owner: Owner;
+  /** The connection of operations that are over with their call; undefined for one that the caller holds. */
+  shared: Shared | undefined;
   user: string;
   /** `read`, `list` and so on. */
   what: string;
@@ -45,14 +48,15 @@ export class Operation {
 
   /** Begins an operation; `hasStdin` for one that takes bytes, `isEndless` for one that may be silent. */
   static async start(purpose: Purpose, request: Request, has: { stdin?: boolean; end?: boolean } = {}): Promise<Operation> {
-    const { owner, user } = purpose;
+    const { owner, shared, user } = purpose;
     try {
-      const process = await Process.start(owner, {
+      const exec = {
         argv: [FILES, JSON.stringify(request)],
         user,
         stdin: has.stdin === true ? "frames" : "null",
         answer_timeout: has.end === false ? 0 : ANSWER_TIMEOUT,
-      });
+      };
+      const process = await Process.start(owner, exec, shared);
       return new Operation(process, purpose);
     } catch (error) {
       if (!(error instanceof CommandStartError) || error.reason !== "file") throw error;

@@ -33,6 +33,8 @@ export class Call {
   /** Takes messages that are no answers. */
   #hear: ((message: Message) => void) | undefined;
   #isOver = false;
+  /** Whether the connection had ended before the request was sent: nothing of it was done. */
+  isUnsent = false;
 
   constructor(number: number, window: number, line: Line) {
     this.number = number;
@@ -116,6 +118,10 @@ export class Call {
   /** Says something more about the request, which is not answered. */
   send(message: object): void {
     this.#line.send(this.number, message);
+  }
+
+  get isOver(): boolean {
+    return this.#isOver;
   }
 
   /** The request is over, or with an error, the connection. */

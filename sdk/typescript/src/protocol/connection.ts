@@ -57,7 +57,9 @@ export class Connection {
     if (this.#calls.size === 0) this.#transport.busy?.(true);
     this.#calls.set(call.number, call);
     try {
-      this.#send(call.number, request);
+      this.#send(call.number, request, (error) => {
+        if (error) call.isUnsent = true;
+      });
     } catch (error) {
       call.over();
       throw error;
@@ -80,6 +82,11 @@ export class Connection {
     return this.#events.answer(type);
   }
 
+  /** Whether it has ended. */
+  get isOver(): boolean {
+    return this.#error !== undefined;
+  }
+
   /** Calls this when the connection has ended. */
   onEnd(callback: () => void): void {
     this.#onEnd = callback;
@@ -100,19 +107,20 @@ export class Connection {
     });
   }
 
-  #send(number: number, message: object): void {
+  /** Sends a message; `sent` is called with an error if a part of it can't be. */
+  #send(number: number, message: object, sent?: (error?: Error | null) => void): void {
     const json = JSON.stringify(message);
     if (HALF_PAIR.test(json)) throw halfPair();
     const body = Buffer.from(json);
     if (body.length > MAX_MESSAGE) {
       throw new InvalidArgumentError("the request is longer than a frame of the protocol", { kind: "invalid" });
     }
-    void this.#write(encode(Kind.message, number, body));
+    void this.#write(encode(Kind.message, number, body), sent);
   }
 
-  #write(frame: Buffer): Promise<void> {
+  #write(frame: Buffer, sent?: (error?: Error | null) => void): Promise<void> {
     const { to } = this.#transport;
-    if (this.#error !== undefined || to.write(frame)) return Promise.resolve();
+    if (this.#error !== undefined || to.write(frame, sent)) return Promise.resolve();
     return new Promise((resolve) => {
       const done = (): void => {
         to.off("drain", done).off("close", done);

@@ -25,7 +25,7 @@ export interface SandboxOptions {
   allowInternetAccess?: boolean;
   /** Volumes by path. Default: none. */
   volumeMounts?: Record<string, string>;
-  // generated from crates/spec/src/options.rs
+  // generated from crates/spec/src/options
   /** Name of the sandbox. Default: two random words. */
   name?: string;
   /** Memory of the machine, in bytes or with `k`, `m`, `g` or `t`: `512m`, `2g`. Default: `1g`. */

@@ -12,6 +12,7 @@ import { mica, micaJson } from "../mica.js";
 import { askOwner, type Owner } from "../owner.js";
 import { MAX_U32, timeLimit, whole } from "../protocol/number.js";
 import { server } from "../server.js";
+import { Shared } from "../shared.js";
 import { snapshots, type SnapshotInfo } from "../store/snapshots.js";
 import { find, SandboxPaginator, type SandboxListOptions } from "./find.js";
 import { change, sandboxInfo, sandboxStats } from "./info.js";
@@ -33,15 +34,17 @@ export class Sandbox implements AsyncDisposable {
   /** Its terminals. */
   readonly pty: Pty;
   readonly #owner: Owner;
+  readonly #shared: Shared;
   #record: SandboxRecord;
 
   private constructor({ directory, record }: Made) {
     this.sandboxId = record.id;
     this.#record = record;
     this.#owner = { directory, name: record.name };
+    this.#shared = new Shared(this.#owner);
     const defaults = new Defaults(record);
     this.commands = new Commands(this.#owner, defaults);
-    this.files = new Filesystem(this.#owner, defaults);
+    this.files = new Filesystem(this.#owner, this.#shared, defaults);
     this.pty = new Pty(this.commands);
   }
 
@@ -121,6 +124,8 @@ export class Sandbox implements AsyncDisposable {
     } catch (error) {
       if (error instanceof SandboxNotRunningError) return false;
       throw error;
+    } finally {
+      this.#shared.close();
     }
   }
 

@@ -3,8 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use micabox::words::Signal;
-use micabox_image::DockerConfig;
-use oci_spec::image::Config;
+use micabox_image::{Config, DockerConfig};
 use serde_json::Value;
 
 use super::healthcheck;
@@ -106,19 +105,7 @@ impl Change<'_> {
                     Some(words.ok_or("expected a list like [\"/bin/sh\", \"-c\"]")?);
             }
             "HEALTHCHECK" => self.docker.healthcheck = Some(healthcheck::parse(rest)?),
-            "ONBUILD" => {
-                let trigger = rest.split_whitespace().next().unwrap_or_default();
-                let trigger = trigger.to_ascii_uppercase();
-                if ["ONBUILD", "FROM", "MAINTAINER"].contains(&&*trigger) {
-                    return Err(format!("{trigger} can't be for builds upon the image"));
-                }
-                if has_heredoc(rest) {
-                    return Err(
-                        "the lines of a here-document (<<) can't be kept in an image".to_owned(),
-                    );
-                }
-                self.docker.on_build.push(rest.to_owned());
-            }
+            "ONBUILD" => self.on_build(rest)?,
             "ENV" => {
                 let mut env = config.env().clone().unwrap_or_default();
                 for (name, value) in pairs(rest, &self.env())? {
@@ -136,39 +123,8 @@ impl Change<'_> {
                 labels.extend(pairs(rest, &self.env())?);
                 self.config.set_labels(Some(labels));
             }
-            "EXPOSE" => {
-                let mut ports = config.exposed_ports().clone().unwrap_or_default();
-                for word in split(rest)? {
-                    // A variable may have several.
-                    let words = expand(&word, &self.env())?;
-                    for word in words.split_whitespace() {
-                        let new = self::ports(word)
-                            .ok_or("expected PORT or FIRST-LAST, and /tcp, /udp or /sctp")?;
-                        ports.extend(new);
-                    }
-                }
-                let mut seen = std::collections::HashSet::new();
-                ports.retain(|port| seen.insert(port.clone()));
-                self.config.set_exposed_ports(Some(ports));
-            }
-            "VOLUME" => {
-                let mut volumes = config.volumes().clone().unwrap_or_default();
-                let new = command_words(rest)?
-                    .unwrap_or_else(|| rest.split_whitespace().map(str::to_owned).collect());
-                if new.is_empty() {
-                    return Err(NOTHING.to_owned());
-                }
-                for word in new {
-                    let path = expand(&word, &self.env())?;
-                    if path.trim().is_empty() {
-                        return Err("a volume's path is empty".to_owned());
-                    }
-                    if !volumes.contains(&path) {
-                        volumes.push(path);
-                    }
-                }
-                self.config.set_volumes(Some(volumes));
-            }
+            "EXPOSE" => self.expose(rest)?,
+            "VOLUME" => self.volumes(rest)?,
             "USER" => {
                 let user = expand(rest, &self.env())?;
                 self.config.set_user(Some(user));
@@ -194,6 +150,59 @@ impl Change<'_> {
                 );
             }
         }
+        Ok(())
+    }
+
+    /// Keeps an instruction for builds upon the image.
+    fn on_build(&mut self, rest: &str) -> Result<(), String> {
+        let trigger = rest.split_whitespace().next().unwrap_or_default();
+        let trigger = trigger.to_ascii_uppercase();
+        if ["ONBUILD", "FROM", "MAINTAINER"].contains(&&*trigger) {
+            return Err(format!("{trigger} can't be for builds upon the image"));
+        }
+        if has_heredoc(rest) {
+            return Err("the lines of a here-document (<<) can't be kept in an image".to_owned());
+        }
+        self.docker.on_build.push(rest.to_owned());
+        Ok(())
+    }
+
+    /// Adds ports.
+    fn expose(&mut self, rest: &str) -> Result<(), String> {
+        let mut ports = self.config.exposed_ports().clone().unwrap_or_default();
+        for word in split(rest)? {
+            // A variable may have several.
+            let words = expand(&word, &self.env())?;
+            for word in words.split_whitespace() {
+                let new = self::ports(word)
+                    .ok_or("expected PORT or FIRST-LAST, and /tcp, /udp or /sctp")?;
+                ports.extend(new);
+            }
+        }
+        let mut seen = std::collections::HashSet::new();
+        ports.retain(|port| seen.insert(port.clone()));
+        self.config.set_exposed_ports(Some(ports));
+        Ok(())
+    }
+
+    /// Adds volumes: a JSON list of paths, or paths with blanks between.
+    fn volumes(&mut self, rest: &str) -> Result<(), String> {
+        let mut volumes = self.config.volumes().clone().unwrap_or_default();
+        let new = command_words(rest)?
+            .unwrap_or_else(|| rest.split_whitespace().map(str::to_owned).collect());
+        if new.is_empty() {
+            return Err(NOTHING.to_owned());
+        }
+        for word in new {
+            let path = expand(&word, &self.env())?;
+            if path.trim().is_empty() {
+                return Err("a volume's path is empty".to_owned());
+            }
+            if !volumes.contains(&path) {
+                volumes.push(path);
+            }
+        }
+        self.config.set_volumes(Some(volumes));
         Ok(())
     }
 

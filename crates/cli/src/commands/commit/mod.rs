@@ -4,15 +4,14 @@ mod change;
 mod healthcheck;
 mod words;
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use micabox_ground::clock;
 use micabox_image::{DockerConfig, ImageEdit, Reference};
 
 use super::changed::Changed;
 use super::notes;
-use crate::failure::Failure;
-use crate::output::{print, rfc3339};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{print, rfc3339};
+use micabox_program::settings;
 
 /// Make an image of a sandbox's changes, or of those in a mounted tree
 ///
@@ -60,11 +59,11 @@ pub fn execute(args: &Args) -> Outcome {
     });
     let references = references.collect::<Result<Vec<_>, _>>()?;
     let changed = Changed::find(&sandboxes, &args.sandbox)?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = clock::now();
     let (mut config, mut docker) = (changed.base()?.config(), DockerConfig::default());
     change::apply(&mut config, &mut docker, &args.change).map_err(Failure::new)?;
     let changes = ImageEdit {
-        created: Some(rfc3339(now.map_or(0, |since| since.as_secs()))),
+        created: Some(rfc3339(now.as_secs())),
         author: args.author.clone(),
         created_by: changed.command(),
         comment: args.message.clone(),

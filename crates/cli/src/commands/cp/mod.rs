@@ -14,9 +14,9 @@ use micabox_overlay::host::{Place, pack, place, unpack};
 use micabox_overlay::through_links;
 
 use crate::commands::notes;
-use crate::failure::Failure;
-use crate::output::pass_on;
-use crate::{Outcome, output, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::pass_on;
+use micabox_program::{output, settings};
 
 /// Copy files and directories into a sandbox, or out of one
 ///

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use micabox::jailed::ext4;
+use micabox_parsers::ext4;
 
-use super::{about, bytes, open, print_notes};
-use crate::output::{pass_on, raw};
-use crate::{Outcome, visible};
+use super::file::{about, bytes, open, print_notes};
+use micabox_program::failure::Outcome;
+use micabox_program::output::{pass_on, raw};
+use micabox_program::visible;
 
 /// Write a file's contents to stdout
 #[derive(Debug, clap::Args)]

@@ -5,14 +5,14 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use micabox::jailed::ext4;
 use micabox_ext4::format::superblock::MAGIC;
+use micabox_parsers::ext4;
 use serde::Serialize;
 
-use super::about;
-use crate::failure::Failure;
-use crate::output::{print, print_json};
-use crate::{Outcome, visible};
+use super::file::about;
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{print, print_json};
+use micabox_program::visible;
 
 /// Check a filesystem, as `e2fsck -fn` does
 ///

@@ -6,12 +6,12 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use micabox::jailed::{CallError, Fault, ext4};
 use micabox_overlay::host::{pack, unpack};
+use micabox_parsers::{CallError, Fault, ext4};
 
-use super::{Writable, about, bytes, open, print_notes};
-use crate::Outcome;
-use crate::failure::Failure;
+use super::file::{Writable, about, bytes, open, print_notes};
+
+use micabox_program::failure::{Failure, Outcome};
 
 /// Copy files and directories into a filesystem or out of it
 ///

@@ -3,13 +3,13 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use micabox::jailed::ext4;
 use micabox_overlay::host::WholeFile;
+use micabox_parsers::ext4;
 
-use super::{about, bytes, open, print_notes};
-use crate::Outcome;
-use crate::failure::Failure;
-use crate::output::{pass_on, raw, stdout_is_terminal};
+use super::file::{about, bytes, open, print_notes};
+
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{pass_on, raw, stdout_is_terminal};
 
 /// Pack a filesystem, or a directory of it, into a tar archive
 #[derive(Debug, clap::Args)]

@@ -5,12 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use micabox::jailed::{CallError, Fault, ext4};
+use micabox_parsers::{CallError, Fault, ext4};
 
-use super::{Writable, about};
-use crate::Outcome;
-use crate::failure::Failure;
-use crate::output::{print, size};
+use super::file::{Writable, about};
+
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{print, size};
 
 /// Unpack a tar archive into a filesystem
 ///

@@ -2,13 +2,15 @@
 
 use std::path::PathBuf;
 
-use micabox::jailed::ext4;
 use micabox_ext4::FileKind;
+use micabox_parsers::ext4;
 use serde::Serialize;
 
-use super::{about, bytes, mode, open, print_notes};
-use crate::output::{json_name, print_json, stdout_is_terminal, write_stdout};
-use crate::{Outcome, visible};
+use super::file::{about, bytes, open, print_notes};
+use super::mode::mode;
+use micabox_program::failure::Outcome;
+use micabox_program::output::{json_name, print_json, stdout_is_terminal, write_stdout};
+use micabox_program::visible;
 
 /// List a directory
 ///

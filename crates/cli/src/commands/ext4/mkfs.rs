@@ -1,18 +1,19 @@
 //! `mica ext4 mkfs`
 
 use std::fs::{File, OpenOptions};
-use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use micabox_ext4::Timestamp;
 use micabox_ext4::mkfs::{self, Journal};
+use micabox_ground::{hex, random};
+use micabox_spec::words::Bytes;
 use serde::Serialize;
 
-use super::{about, size};
-use crate::Outcome;
-use crate::failure::Failure;
-use crate::output::{print, print_json};
+use super::file::about;
+
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{print, print_json};
 
 /// Make a filesystem in a new sparse file
 ///
@@ -22,8 +23,8 @@ pub struct Args {
     /// The file to make
     file: PathBuf,
     /// The size, such as 8G
-    #[arg(long, value_parser = size)]
-    size: u64,
+    #[arg(long)]
+    size: Bytes,
     /// Its label, at most 16 bytes
     #[arg(long, default_value = "", value_parser = label)]
     label: String,
@@ -37,8 +38,8 @@ pub struct Args {
     #[arg(long, value_name = "NUMBER")]
     inodes: Option<u64>,
     /// Size of the journal [default: 4M to 1G with the filesystem's size, none below 8M]
-    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "no_journal")]
-    journal_size: Option<u64>,
+    #[arg(long, value_name = "SIZE", conflicts_with = "no_journal")]
+    journal_size: Option<Bytes>,
     /// Make no journal
     #[arg(long)]
     no_journal: bool,
@@ -84,16 +85,16 @@ pub fn execute(args: &Args) -> Outcome {
         inodes: args.inodes,
         journal: match (args.no_journal, args.journal_size) {
             (true, _) => Journal::None,
-            (_, Some(bytes)) => Journal::Bytes(bytes),
+            (_, Some(Bytes(bytes))) => Journal::Bytes(bytes),
             _ => Journal::Default,
         },
         reserved: args.reserved,
     };
     let mut file = create(args)?;
     let made = file
-        .set_len(args.size)
+        .set_len(args.size.0)
         .map_err(about(path))
-        .and_then(|()| mkfs::mkfs(&mut file, args.size, &options).map_err(about(path)))
+        .and_then(|()| mkfs::mkfs(&mut file, args.size.0, &options).map_err(about(path)))
         .and_then(|made| file.sync_all().map_err(about(path)).map(|()| made));
     if made.is_err() && !args.force {
         // Made by this command, and incomplete.
@@ -141,11 +142,8 @@ fn create(args: &Args) -> Result<File, Failure> {
 }
 
 fn random_uuid() -> Result<[u8; 16], Failure> {
-    let mut uuid = [0; 16];
-    let path = std::path::Path::new("/dev/urandom");
-    File::open(path)
-        .and_then(|mut source| source.read_exact(&mut uuid))
-        .map_err(about(path))?;
+    let mut uuid: [u8; 16] =
+        random().map_err(|error| Failure::of(&error).context("reading random bytes"))?;
     // Version 4, variant 1 (RFC 9562).
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
@@ -197,12 +195,9 @@ fn uuid(text: &str) -> Result<[u8; 16], String> {
 }
 
 fn uuid_text(uuid: [u8; 16]) -> String {
-    let mut text = String::new();
-    for (index, byte) in uuid.iter().enumerate() {
-        if [4, 6, 8, 10].contains(&index) {
-            text.push('-');
-        }
-        text.push_str(&format!("{byte:02x}"));
+    let mut text = hex(uuid);
+    for place in [20, 16, 12, 8] {
+        text.insert(place, '-');
     }
     text
 }

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use micabox::jailed::ext4;
+use micabox_parsers::ext4;
 
-use super::{Writable, about};
-use crate::Outcome;
-use crate::output::write_stderr;
+use super::file::{Writable, about};
+use micabox_program::failure::Outcome;
+use micabox_program::output::write_stderr;
 
 /// Replay the journal, as mounting would
 ///

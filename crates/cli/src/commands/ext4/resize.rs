@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use micabox::jailed::ext4;
+use micabox_parsers::ext4;
+use micabox_spec::words::Bytes;
 use serde::Serialize;
 
-use super::{Writable, about, size};
-use crate::Outcome;
-use crate::output::{print, print_json};
+use super::file::{Writable, about};
+use micabox_program::failure::Outcome;
+use micabox_program::output::{print, print_json};
 
 /// Grow a filesystem, and its file if need be
 #[derive(Debug, clap::Args)]
@@ -15,8 +16,8 @@ pub struct Args {
     /// The file with the filesystem
     file: PathBuf,
     /// The new size, such as 16G
-    #[arg(long, value_parser = size)]
-    size: u64,
+    #[arg(long)]
+    size: Bytes,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -37,11 +38,11 @@ pub fn execute(args: &Args) -> Outcome {
     let image = Writable::open(path)?;
     let file = image.file()?;
     let length = file.metadata().map_err(about(path))?.len();
-    if length < args.size {
-        file.set_len(args.size).map_err(about(path))?;
+    if length < args.size.0 {
+        file.set_len(args.size.0).map_err(about(path))?;
     }
-    let grown = ext4::grow(image.file()?, args.size);
-    if grown.is_err() && length < args.size {
+    let grown = ext4::grow(image.file()?, args.size.0);
+    if grown.is_err() && length < args.size.0 {
         let _ = file.set_len(length);
     }
     let grown = grown.map_err(about(path))?;

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use micabox::jailed::ext4;
+use micabox_parsers::ext4;
 use serde::Serialize;
 
-use super::{about, bytes, mode, open, print_notes};
-use crate::Outcome;
-use crate::output::{print, print_json};
+use super::file::{about, bytes, open, print_notes};
+use super::mode::mode;
+use micabox_program::failure::Outcome;
+use micabox_program::output::{print, print_json};
 
 /// Show the attributes of an inode
 #[derive(Debug, clap::Args)]

@@ -7,7 +7,7 @@ use micabox::{BaseName, MountSource, Record, Setup, Status};
 use micabox_image::store::Image;
 use serde_json::{Map, Value, json};
 
-use crate::output::rfc3339;
+use micabox_program::output::rfc3339;
 
 /// Docker's moment for what has not happened.
 const NEVER: &str = "0001-01-01T00:00:00Z";

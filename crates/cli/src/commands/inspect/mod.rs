@@ -8,9 +8,9 @@ use micabox_image::{Digest, Store};
 use serde_json::{Value, json};
 
 use crate::document::Document;
-use crate::failure::{Failure, print_all};
-use crate::output::{print_json, write_stdout};
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome, print_all};
+use micabox_program::output::{print_json, write_stdout};
+use micabox_program::settings;
 
 /// Show everything about images or sandboxes, as JSON
 ///

@@ -5,7 +5,7 @@
 use micabox::{Error, Record, Status};
 use micabox_image::Reference;
 
-use crate::failure::Failure;
+use micabox_program::failure::Failure;
 
 /// The states that `status=` knows, with Docker's that no sandbox is ever in.
 const STATES: [&str; 9] = [

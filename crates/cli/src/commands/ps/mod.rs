@@ -6,10 +6,11 @@ mod row;
 use micabox::{Record, Status};
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::output::{Table, ago, print, print_json, write_stderr};
 use crate::template::Template;
-use crate::{Outcome, settings};
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{Table, ago, print, print_json, write_stderr};
+use micabox_program::settings;
+
 use filter::Filters;
 use row::{FIELDS, Ps};
 

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use micabox::{Record, Status};
 
-use crate::output::{ago, rfc3339, since, size, span};
 use crate::template::{Fields, Row, labels};
+use micabox_program::output::{ago, rfc3339, since, size, span};
 
 /// Docker's fields, those that a sandbox has.
 pub const FIELDS: Fields = &[

@@ -1,19 +1,16 @@
 //! `mica store pack` and `mica store unpack`
 
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use micabox::words::Period;
 use micabox_image::Store;
 use micabox_image::store::{PackChoice, PackReport, Patience};
-use micabox_transfer::Settings;
 
 use super::counted;
-use crate::Outcome;
-use crate::bars;
-use crate::failure::Failure;
-use crate::output::{print, print_json, size};
+
+use micabox_program::failure::{Failure, Outcome};
+use micabox_program::output::{print, print_json, size};
+use micabox_program::{bars, packing};
 
 /// Keep images that are not in use compressed, and equal parts of all images once
 ///
@@ -54,25 +51,6 @@ pub struct UnpackArgs {
     images: Vec<String>,
 }
 
-/// Packs images that were not used for as long as the settings say, in the background.
-pub fn after_pull(settings: &Settings) {
-    let Some(days) = settings.pack_unused_days else {
-        return;
-    };
-    let mut first = mica(&["--starts-another", "--unused-for", &format!("{days}d")]);
-    // What it can't do now, the next pull's does. It ends at once, and is no one's child then.
-    let _ = first.process_group(0).status();
-}
-
-fn mica(words: &[&str]) -> Command {
-    let mut process = Command::new("/proc/self/exe");
-    process.arg0("mica").args(["store", "pack"]).args(words);
-    for stream in [Command::stdin, Command::stdout, Command::stderr] {
-        stream(&mut process, Stdio::null());
-    }
-    process
-}
-
 impl PackArgs {
     /// Starts another process that packs in the background, if this one is to, and returns whether it did. That one leaves
     /// the directory that it was started from, and the processor to others.
@@ -82,7 +60,8 @@ impl PackArgs {
                 .unused_for
                 .map_or(Duration::ZERO, |Period(time)| time)
                 .as_secs();
-            let mut other = mica(&["--background", "--unused-for", &format!("{seconds}s")]);
+            let mut other =
+                packing::mica(&["--background", "--unused-for", &format!("{seconds}s")]);
             let _ = other.spawn();
             return true;
         }

@@ -9,9 +9,9 @@ use std::ffi::OsString;
 
 use clap::ValueEnum;
 
-use super::boolean;
-use crate::run::{DETACH_KEYS, Keys};
-use micabox::words::Period;
+use micabox::words::{Period, boolean};
+
+use crate::run::keys::{DEFAULT as DETACH_KEYS, Keys};
 
 /// What is about the first command, and how mica attends to it.
 #[derive(Debug, clap::Args)]

@@ -2,9 +2,9 @@
 //! say defaults.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use micabox::words::boolean;
 
-use super::booleans::boolean;
-use crate::run::refused::{Row, rows};
+use micabox_creation::dockers::{Row, rows};
 
 /// Those flags, of which nothing follows.
 #[derive(Debug)]
@@ -66,5 +66,116 @@ fn argument(row: &Row, accepted: Vec<&'static str>) -> Arg {
             .default_missing_value("true")
     } else {
         argument
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::flags::refusal;
+
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: super::super::Args,
+    }
+
+    fn error(words: &[&str]) -> clap::Error {
+        let words = std::iter::once(&"run").chain(words);
+        let Err(error) = <Cli as clap::Parser>::try_parse_from(words) else {
+            panic!("it is valid");
+        };
+        error
+    }
+
+    #[test]
+    fn every_row_says_what_happens() {
+        let command = Cli::command();
+        let has = |flag: &str| {
+            command.get_arguments().any(|argument| {
+                let long = argument.get_long_and_visible_aliases().unwrap_or_default();
+                let hidden = argument.get_all_aliases().unwrap_or_default();
+                let short = argument.get_short().map(|short| format!("-{short}"));
+                let name = flag.trim_start_matches("--");
+                long.contains(&name) || hidden.contains(&name) || short.as_deref() == Some(flag)
+            })
+        };
+        for row in rows() {
+            let here = row.here;
+            if let Some(values) = row.accepted() {
+                takes_only(row, &values);
+                continue;
+            }
+            let is_here = here.starts_with("yes");
+            assert!(is_here || here.starts_with("no: "), "{row:?}");
+            for flag in row.flags() {
+                assert_eq!(has(flag), is_here, "{flag}: {here}");
+                if is_here || flag.contains(' ') {
+                    continue;
+                }
+                for words in [&[flag, "x", "box"][..], &[&format!("{flag}=x"), "box"]] {
+                    let failure = refusal(&error(words));
+                    let wanted = format!("`{flag}` is not supported: {}", &here["no: ".len()..]);
+                    assert_eq!(failure, Some(wanted));
+                }
+            }
+        }
+        for (network, wanted) in [("host", "interfaces"), ("mine", "no networks between")] {
+            let failure = refusal(&error(&["--network", network, "box"])).unwrap();
+            assert!(failure.contains(wanted), "{failure}");
+        }
+        assert!(refusal(&error(&["--bogus", "box"])).is_none());
+    }
+
+    /// Checks that flags are taken with these values, and refused with others.
+    fn takes_only(row: Row, values: &[&str]) {
+        let parse = |word: &str| {
+            let words = ["run", word, "box"];
+            <Cli as clap::Parser>::try_parse_from(words).map(|cli| cli.args)
+        };
+        let (_, reason) = row.here.split_once(": ").unwrap();
+        let long = row.flags().last().unwrap();
+        for flag in row.flags() {
+            for value in values {
+                let args = parse(&format!("{flag}={value}")).unwrap();
+                assert_eq!(args.image().unwrap(), Some("box"), "{flag}={value}");
+            }
+            let is_switch = values.iter().all(|value| ["true", "false"].contains(value));
+            let (words, what) = match values {
+                ["false"] => (vec![flag.to_owned()], flag.to_owned()),
+                _ => (vec![format!("{flag}=other")], format!("{long} other")),
+            };
+            let failure = words.iter().map(|word| refusal(&parse(word).unwrap_err()));
+            let wanted = format!("`{what}` is not supported: {reason}");
+            assert!(failure.eq([Some(wanted)]), "{flag}");
+            if !is_switch {
+                let words = ["run", flag, values[0], "box"];
+                <Cli as clap::Parser>::try_parse_from(words).unwrap();
+            }
+        }
+    }
+
+    /// Docker's own help is the list, where it is installed.
+    #[test]
+    fn no_flag_of_dockers_is_missing() {
+        let Ok(help) = Command::new("docker").args(["run", "--help"]).output() else {
+            return;
+        };
+        let help = String::from_utf8(help.stdout).unwrap();
+        let known: Vec<&str> = rows().flat_map(|row| row.flags()).collect();
+        for line in help.lines() {
+            let Some(at) = line
+                .find("--")
+                .filter(|at| *at <= 6 && line.starts_with("  "))
+            else {
+                continue;
+            };
+            let flag = line[at..].split_whitespace().next().unwrap();
+            assert!(flag == "--help" || known.contains(&flag), "{flag}");
+        }
     }
 }

@@ -1,121 +1,40 @@
-//! The groups of flags in `mica run --help`.
+//! The headings in `mica run --help`: those of a sandbox's options are with them, and those of the other flags are here.
 
 use clap::Arg;
+use micabox_spec::options::{Heading, find};
 
-/// Headings and the flags below them, in the order of the help.
-const GROUPS: [(&str, &[&str]); 6] = [
-    (
-        "Command",
-        &[
-            "interactive",
-            "tty",
-            "detach",
-            "attach",
-            "sig-proxy",
-            "detach-keys",
-            "idle",
-            "timeout",
-            "stop-timeout",
-            "stop-signal",
-            "entrypoint",
-            "env",
-            "env-file",
-            "workdir",
-            "user",
-            "init",
-        ],
-    ),
-    (
-        "Sandbox",
-        &[
-            "name",
-            "label",
-            "label-file",
-            "cidfile",
-            "rm",
-            "hostname",
-            "idle-timeout",
-            "max-life",
-            "from",
-            "pull",
-            "lazy",
-            "platform",
-            "quiet",
-            "timing",
-        ],
-    ),
-    (
-        "Files",
-        &[
-            "volume",
-            "mount",
-            "tmpfs",
-            "shm-size",
-            "read-only",
-            "upper",
-            "root-disk",
-            "remove",
-            "mkdir",
-            "patch",
-            "patch-tar",
-            "symlink",
-            "trim",
-        ],
-    ),
-    (
-        "Network",
-        &[
-            "net",
-            "publish",
-            "publish-all",
-            "expose",
-            "net-allow",
-            "net-deny",
-            "dns",
-            "net-rate",
-            "vsock",
-        ],
-    ),
-    (
-        "Limits and rights",
-        &[
-            "memory",
-            "cpus",
-            "pids-limit",
-            "ulimit",
-            "disk-rate",
-            "require-limits",
-            "cap-add",
-            "cap-drop",
-            "security-opt",
-            "group-add",
-        ],
-    ),
-    (
-        "Machine",
-        &[
-            "backend",
-            "transport",
-            "root",
-            "cold",
-            "nested-virtualization",
-        ],
-    ),
+/// The other flags, each with its heading and its place below.
+const OTHERS: [(&str, Heading, u16); 12] = [
+    ("interactive", Heading::Command, 10),
+    ("tty", Heading::Command, 20),
+    ("detach", Heading::Command, 30),
+    ("attach", Heading::Command, 40),
+    ("sig-proxy", Heading::Command, 50),
+    ("detach-keys", Heading::Command, 60),
+    ("idle", Heading::Command, 70),
+    ("timeout", Heading::Command, 80),
+    ("stop-timeout", Heading::Command, 90),
+    ("entrypoint", Heading::Command, 110),
+    ("cidfile", Heading::Sandbox, 40),
+    ("timing", Heading::Sandbox, 140),
 ];
 
 /// Puts a flag below its heading.
 pub fn grouped(flag: Arg) -> Arg {
-    let Some(name) = flag.get_long().map(str::to_owned) else {
-        return flag;
-    };
-    let mut groups = GROUPS.into_iter().enumerate();
-    let place = groups.find_map(|(group, (heading, flags))| {
-        let place = flags.iter().position(|known| *known == name)?;
-        Some((heading, group * 100 + place))
-    });
-    match place {
-        Some((heading, order)) => flag.help_heading(heading).display_order(order),
+    match flag.get_long().and_then(place) {
+        Some((heading, place)) => {
+            let order = heading as usize * (1 << 16) + usize::from(place);
+            flag.help_heading(heading.title()).display_order(order)
+        }
         None => flag,
+    }
+}
+
+fn place(name: &str) -> Option<(Heading, u16)> {
+    let mut others = OTHERS.into_iter();
+    match others.find(|(other, ..)| *other == name) {
+        Some((_, heading, place)) => Some((heading, place)),
+        None => find(name)?.below,
     }
 }
 
@@ -139,11 +58,11 @@ mod tests {
                 "{name:?}"
             );
         }
-        for (_, flags) in super::GROUPS {
-            for name in flags {
-                let mut all = command.get_arguments();
-                assert!(all.any(|flag| flag.get_long() == Some(name)), "{name}");
-            }
+        for (name, heading, place) in super::OTHERS {
+            let mut all = command.get_arguments();
+            assert!(all.any(|flag| flag.get_long() == Some(name)), "{name}");
+            let mut options = micabox_spec::options::all();
+            assert!(options.all(|option| option.below != Some((heading, place))));
         }
     }
 }

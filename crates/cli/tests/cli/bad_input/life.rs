@@ -197,7 +197,7 @@ pub const CASES: &[Case] = &[
         "update --cpus 65 stopped",
         2,
         Invalid,
-        "0.01 to 64|64 processors",
+        "0.01 to 64|64 virtual processors",
         |world| update(world, "stopped", processors(u32::MAX)),
     ),
     sdk(Invalid, "no command would run", |world| {

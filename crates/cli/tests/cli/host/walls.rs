@@ -86,18 +86,20 @@ fn device_nodes_are_the_sandboxs_own() {
     wait_until_gone(&home, first);
 }
 
-/// Returns the lines in `stat` of this process's children that are (not) in state `Z`: they have ended, and nothing
+/// Returns the numbers and names of this process's children that are (not) in state `Z`: they have ended, and nothing
 /// waits for them, which is what is left to a first process.
 fn children(zombies: bool) -> Vec<String> {
     let all = fs::read_dir("/proc").unwrap().flatten();
     let parent = getpid().as_raw_nonzero().to_string();
-    let is_ours = |stat: &String| {
-        let (_, after_name) = stat.rsplit_once(") ").unwrap();
-        let mut words = after_name.split(' ');
-        (words.next() == Some("Z")) == zombies && words.next() == Some(&parent)
+    let name_of_ours = |stat: String| {
+        // The rest of a line still changes: one that has just ended is yet to leave its processor.
+        let (name, rest) = stat.rsplit_once(") ").unwrap();
+        let mut words = rest.split(' ');
+        let is_zombie = words.next() == Some("Z");
+        (is_zombie == zombies && words.next() == Some(&parent)).then(|| format!("{name})"))
     };
     let stats = all.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
-    stats.filter(is_ours).collect()
+    stats.filter_map(name_of_ours).collect()
 }
 
 #[test]
@@ -115,7 +117,7 @@ fn a_program_that_has_ended_leaves_no_process_to_the_first_one() {
             .ok();
         home.output(&["ext4", "ls", disk]).ok();
     }
-    assert_eq!(children(true), [""; 0]);
+    assert_eq!(children(true), [""; 0], "and {:?}", children(false));
     // A detached one leaves its owner, and the holder of its image, whose parents have ended.
     let detached = arguments(&["-d", "--rm", "--name", "it"], &["sleep", "1000"]);
     home.output(&detached).ok();

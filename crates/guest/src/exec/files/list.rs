@@ -8,7 +8,7 @@ use micabox_wire::files::{FileEntry, FileReply, FileStat};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, StatxTimestamp, openat, readlinkat, statx};
 use rustix::io::Errno;
 
-use super::Failed;
+use super::failed::Failed;
 
 /// Describes a file: what has a name in a directory, or with `EMPTY_PATH` the open file itself.
 pub fn stat(file: BorrowedFd<'_>, name: &[u8], flags: AtFlags) -> Result<FileStat, Errno> {

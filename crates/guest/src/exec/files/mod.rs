@@ -1,119 +1,30 @@
 //! Performs operations on the sandbox's files ([`micabox_wire::files`]), in a process of the sandbox
 //! that has switched to its user.
 
+mod failed;
 mod list;
 mod operate;
+mod reply;
+mod short;
 mod stream;
 mod watch;
+mod work;
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use micabox_tree::{Root, Source};
-use micabox_wire::files::{FILES, FileFailed, FileReply, FileRequest};
-use micabox_wire::{Exec, StartFailed, StartFailure, encode};
+use micabox_tree::Root;
+use micabox_wire::files::{FILES, FileRequest};
+use micabox_wire::{Exec, StartFailed, StartFailure};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::program::{describe, shown};
 use super::watches::Watching;
-
-/// What is left to do once an operation has begun.
-pub enum Work {
-    /// Nothing.
-    Done,
-    /// Send a reply.
-    Reply(FileReply),
-    /// Write a file's bytes to stdout.
-    Read(OwnedFd, Option<u64>),
-    /// Write stdin to a file.
-    Write(OwnedFd),
-    /// Write the files on stdin, which this opens.
-    WriteMany(Open),
-    /// Remove the directory of this name in a directory.
-    Remove(OwnedFd, Vec<u8>),
-    /// List a directory.
-    List(OwnedFd, u32),
-    /// Write an archive of what is at this path to stdout, below this name.
-    Pack(Source, Vec<u8>, Vec<u8>),
-    /// Unpack the archive on stdin below this path.
-    Unpack(Root, Vec<u8>),
-    /// Report changes.
-    Watch(Box<watch::Watcher>),
-}
-
-/// Opens the file of a path, to write to it.
-type Open = Box<dyn Fn(&[u8]) -> Result<OwnedFd, Failed>>;
-
-/// Why an operation failed.
-#[derive(Debug)]
-pub struct Failed {
-    /// The file, if it is not the one of the request.
-    path: Vec<u8>,
-    errno: Option<Errno>,
-    message: String,
-}
-
-impl From<Errno> for Failed {
-    fn from(errno: Errno) -> Self {
-        Self {
-            path: Vec::new(),
-            errno: Some(errno),
-            message: describe(errno),
-        }
-    }
-}
-
-impl From<io::Error> for Failed {
-    fn from(error: io::Error) -> Self {
-        match Errno::from_io_error(&error) {
-            Some(errno) => errno.into(),
-            None => Self::new(error.to_string()),
-        }
-    }
-}
-
-impl From<micabox_tree::Error> for Failed {
-    fn from(error: micabox_tree::Error) -> Self {
-        match error {
-            micabox_tree::Error::File { path, source } => Self {
-                path,
-                ..source.into()
-            },
-            error => Self::new(error.to_string()),
-        }
-    }
-}
-
-impl Failed {
-    fn new(message: String) -> Self {
-        Self {
-            path: Vec::new(),
-            errno: None,
-            message,
-        }
-    }
-
-    /// Names the file, if no other is named.
-    fn of(self, path: &[u8]) -> Self {
-        if self.path.is_empty() {
-            Self {
-                path: path.to_vec(),
-                ..self
-            }
-        } else {
-            self
-        }
-    }
-
-    fn at(path: &[u8], errno: Errno) -> Self {
-        Self {
-            path: path.to_vec(),
-            ..errno.into()
-        }
-    }
-}
+use crate::quoted::shown;
+use failed::Failed;
+use reply::send;
+pub use short::{Ended, end, shortened};
+pub use work::Work;
 
 /// Returns whether the command is an operation on files.
 pub fn is_operation(spec: &Exec) -> bool {
@@ -122,26 +33,56 @@ pub fn is_operation(spec: &Exec) -> bool {
 
 /// Returns whether the command watches files.
 pub fn is_watch(spec: &Exec) -> bool {
-    let [name, request] = spec.argv.as_slice() else {
-        return false;
-    };
-    name == FILES && matches!(FileRequest::decode(request), Ok(FileRequest::Watch { .. }))
+    matches!(request_of(spec), Some(FileRequest::Watch { .. }))
 }
 
-/// Begins an operation: does all of it but what needs stdin and stdout.
-pub fn begin(spec: &Exec, watching: Option<Watching>) -> Result<Work, StartFailed> {
+/// Returns the request of an operation that may be over soon, and takes no stdin. Of lists only one
+/// directory's.
+pub fn short(spec: &Exec) -> Option<&[u8]> {
+    use FileRequest as Request;
+    let is_short = matches!(
+        request_of(spec)?,
+        Request::Read { .. }
+            | Request::Stat { .. }
+            | Request::List { depth: 0 | 1, .. }
+            | Request::MakeDirectory { .. }
+            | Request::Remove { .. }
+            | Request::Rename { .. }
+            | Request::Symlink { .. }
+            | Request::HardLink { .. }
+            | Request::ReadLink { .. }
+            | Request::Resolve { .. }
+            | Request::Set { .. }
+    );
+    spec.argv.get(1).filter(|_| is_short).map(Vec::as_slice)
+}
+
+fn request_of(spec: &Exec) -> Option<FileRequest> {
+    let [name, request] = spec.argv.as_slice() else {
+        return None;
+    };
+    let is_operation = name == FILES;
+    is_operation.then(|| FileRequest::decode(request).ok())?
+}
+
+/// Opens the root of the process.
+pub fn root() -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open("/", flags, Mode::empty())
+}
+
+/// Begins an operation: does all of it but what needs stdin and stdout. The process must be
+/// [prepared](prepare).
+pub fn begin(request: &[u8], watching: Option<Watching>) -> Result<Work, StartFailed> {
     let failed = |message: String, errno: Option<Errno>| StartFailed {
         reason: StartFailure::File,
         message,
         errno: errno.map_or(0, Errno::raw_os_error),
     };
-    let argument = spec.argv.get(1).map(Vec::as_slice).unwrap_or_default();
-    let request = FileRequest::decode(argument);
+    let request = FileRequest::decode(request);
     let request = request.map_err(|error| failed(error.to_string(), Some(Errno::INVAL)))?;
-    prepare();
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::open("/", flags, Mode::empty()).map(Root::new);
-    let begun = root
+    let begun = root()
+        .map(Root::new)
         .map_err(Failed::from)
         .and_then(|root| operate::begin(root, request, watching));
     begun.map_err(|problem| {
@@ -158,17 +99,12 @@ pub fn finish(work: Work) -> i32 {
     let Err(problem) = stream::finish(work) else {
         return 0;
     };
-    let failed = FileFailed {
-        path: problem.path,
-        errno: problem.errno.map_or(0, Errno::raw_os_error),
-        message: problem.message,
-    };
-    let _ = send(&rustix::stdio::stderr(), &FileReply::Failed(failed));
+    let _ = send(&rustix::stdio::stderr(), &problem.into());
     1
 }
 
 /// Lets the modes of requests be those of files, and trees be as deep as paths can be.
-fn prepare() {
+pub fn prepare() {
     rustix::process::umask(Mode::empty());
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(
@@ -178,21 +114,4 @@ fn prepare() {
             ..limit
         },
     );
-}
-
-fn send(to: &impl AsFd, reply: &FileReply) -> io::Result<()> {
-    let mut frame = Vec::new();
-    encode(reply, &mut frame).map_err(io::Error::other)?;
-    write_all(to, &frame)
-}
-
-fn write_all(to: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match rustix::io::write(to, bytes) {
-            Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(())
 }

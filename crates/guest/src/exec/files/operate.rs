@@ -12,15 +12,21 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::failed::Failed;
+use super::list;
 use super::watch::Watcher;
-use super::{Failed, Work, list};
-use crate::exec::child::last_errno;
+use super::work::Work;
+use crate::errno::last_errno;
 use crate::exec::watches::Watching;
 use crate::kernel::has_one_user;
 
 /// Opening a FIFO or a device must not wait.
 const AT_ONCE: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY);
 
+/// Begins an operation below `root`.
+///
+/// # Errors
+/// Why it can't begin, or has failed if it needs no streams.
 pub fn begin(root: Root, request: FileRequest, watching: Option<Watching>) -> Result<Work, Failed> {
     use FileRequest as Request;
     match request {
@@ -28,14 +34,7 @@ pub fn begin(root: Root, request: FileRequest, watching: Option<Watching>) -> Re
             path,
             offset,
             length,
-        } => {
-            let file = root.open(&path, OFlags::RDONLY | AT_ONCE, Mode::empty())?;
-            ready(&file)?;
-            if offset > 0 {
-                seek(&file, SeekFrom::Start(offset))?;
-            }
-            return Ok(Work::Read(file, length));
-        }
+        } => return Ok(Work::Read(read(&root, &path, offset)?, length)),
         Request::Write {
             path,
             existing,
@@ -60,20 +59,11 @@ pub fn begin(root: Root, request: FileRequest, watching: Option<Watching>) -> Re
             return Ok(Work::List(root.open(&path, flags, Mode::empty())?, depth));
         }
         Request::ReadLink { path } => {
-            let link = found(&root, &path, false)?;
-            // The kernel's error for an empty name says that there is no such file.
-            let target = readlinkat(&link, "", Vec::new()).map_err(|errno| match errno {
-                Errno::NOENT => Errno::INVAL,
-                errno => errno,
-            })?;
-            return Ok(Work::Reply(FileReply::Target {
-                target: target.into_bytes(),
-            }));
+            let target = read_link(&root, &path)?;
+            return Ok(Work::Reply(FileReply::Target { target }));
         }
         Request::Resolve { path } => {
-            let file = found(&root, &path, true)?;
-            let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-            let target = readlinkat(CWD, link, Vec::new())?.into_bytes();
+            let target = resolve(&root, &path)?;
             return Ok(Work::Reply(FileReply::Target { target }));
         }
         Request::Pack { path, follow, name } => {
@@ -95,13 +85,7 @@ pub fn begin(root: Root, request: FileRequest, watching: Option<Watching>) -> Re
             parents,
         } => make_directory(&root, &path, mode, parents)?,
         Request::Remove { path, recursive } => return remove(&root, &path, recursive),
-        Request::Rename { from, to, replace } => {
-            let (from, old) = root.parent(&from)?;
-            let (to, new) = root.parent(&to)?;
-            let mut flags = RenameFlags::empty();
-            flags.set(RenameFlags::NOREPLACE, !replace);
-            renameat_with(from, old, to, new, flags)?;
-        }
+        Request::Rename { from, to, replace } => rename(&root, &from, &to, replace)?,
         Request::Symlink { target, path } => {
             let (parent, name) = root.parent(&path)?;
             symlinkat(target, parent, name)?;
@@ -121,25 +105,11 @@ pub fn begin(root: Root, request: FileRequest, watching: Option<Watching>) -> Re
             modified,
         } => {
             let file = found(&root, &path, follow)?;
-            // -1 would mean that nothing changes.
-            if [uid, gid].contains(&Some(u32::MAX)) {
-                return Err(Errno::INVAL.into());
-            }
-            // Where there is no user but root, all files are root's.
-            if (uid.is_some() || gid.is_some()) && !has_one_user() {
-                let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
-                chownat(&file, "", uid, gid, AtFlags::EMPTY_PATH)?;
-            }
+            set_owner(&file, uid, gid)?;
             if let Some(mode) = mode {
                 set_mode(&file, mode)?;
             }
-            if accessed.is_some() || modified.is_some() {
-                let times = Timestamps {
-                    last_access: time(accessed),
-                    last_modification: time(modified),
-                };
-                utimensat(&file, "", &times, AtFlags::EMPTY_PATH)?;
-            }
+            set_times(&file, accessed, modified)?;
         }
     }
     Ok(Work::Done)
@@ -160,6 +130,16 @@ fn ready(file: &OwnedFd) -> Result<(), Errno> {
         _ => return Err(Errno::INVAL),
     }
     fcntl_setfl(file, fcntl_getfl(file)?.difference(OFlags::NONBLOCK))
+}
+
+/// Opens a file to read it from `offset` on.
+fn read(root: &Root, path: &[u8], offset: u64) -> Result<OwnedFd, Errno> {
+    let file = root.open(path, OFlags::RDONLY | AT_ONCE, Mode::empty())?;
+    ready(&file)?;
+    if offset > 0 {
+        seek(&file, SeekFrom::Start(offset))?;
+    }
+    Ok(file)
 }
 
 /// Opens a file to write to it.
@@ -186,6 +166,32 @@ fn write(
         seek(&file, SeekFrom::Start(offset))?;
     }
     Ok(file)
+}
+
+/// Returns what a symbolic link says.
+fn read_link(root: &Root, path: &[u8]) -> Result<Vec<u8>, Errno> {
+    let link = found(root, path, false)?;
+    match readlinkat(&link, "", Vec::new()) {
+        Ok(target) => Ok(target.into_bytes()),
+        // The kernel's error for an empty name says that there is no such file.
+        Err(Errno::NOENT) => Err(Errno::INVAL),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Returns a file's path without symbolic links.
+fn resolve(root: &Root, path: &[u8]) -> Result<Vec<u8>, Errno> {
+    let file = found(root, path, true)?;
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    readlinkat(CWD, link, Vec::new()).map(|target| target.into_bytes())
+}
+
+fn rename(root: &Root, from: &[u8], to: &[u8], replace: bool) -> Result<(), Errno> {
+    let (from, old) = root.parent(from)?;
+    let (to, new) = root.parent(to)?;
+    let mut flags = RenameFlags::empty();
+    flags.set(RenameFlags::NOREPLACE, !replace);
+    renameat_with(from, old, to, new, flags)
 }
 
 fn make_directory(root: &Root, path: &[u8], mode: u16, parents: bool) -> Result<(), Errno> {
@@ -253,6 +259,36 @@ pub fn remove_all(parent: &OwnedFd, name: &[u8]) -> Result<(), Failed> {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(Failed::at(&name, errno)),
         }
+    }
+    Ok(())
+}
+
+/// Gives a file that was opened only as a path other owners.
+fn set_owner(file: &OwnedFd, uid: Option<u32>, gid: Option<u32>) -> Result<(), Errno> {
+    // -1 would mean that nothing changes.
+    if [uid, gid].contains(&Some(u32::MAX)) {
+        return Err(Errno::INVAL);
+    }
+    // Where there is no user but root, all files are root's.
+    if (uid.is_some() || gid.is_some()) && !has_one_user() {
+        let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+        chownat(file, "", uid, gid, AtFlags::EMPTY_PATH)?;
+    }
+    Ok(())
+}
+
+/// Sets the times of a file that was opened only as a path.
+fn set_times(
+    file: &OwnedFd,
+    accessed: Option<Timestamp>,
+    modified: Option<Timestamp>,
+) -> Result<(), Errno> {
+    if accessed.is_some() || modified.is_some() {
+        let times = Timestamps {
+            last_access: time(accessed),
+            last_modification: time(modified),
+        };
+        utimensat(file, "", &times, AtFlags::EMPTY_PATH)?;
     }
     Ok(())
 }

@@ -11,7 +11,10 @@ use rustix::fs::stat;
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdin, stdout};
 
-use super::{Failed, Open, Work, list, operate, send, write_all};
+use super::failed::Failed;
+use super::reply::{send, write_all};
+use super::work::{Open, Work};
+use super::{list, operate};
 use crate::exec::stdio::Stream;
 
 /// Bytes that are read or written at a time: as many as a pipe holds.

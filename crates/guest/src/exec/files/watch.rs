@@ -11,7 +11,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, statat};
 use rustix::io::Errno;
 use rustix::process::fchdir;
 
-use super::{Failed, write_all};
+use super::failed::Failed;
+use super::reply::write_all;
 use crate::exec::watches::{Event, Watching};
 
 /// Bytes of events that are written at a time.

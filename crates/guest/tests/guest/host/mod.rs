@@ -50,6 +50,7 @@ impl Run {
 /// A command `argv` with this machine's PATH, without stdin, with a large window.
 pub fn command(argv: &[&str]) -> Exec {
     Exec {
+        fallback: Vec::new(),
         argv: argv
             .iter()
             .map(|argument| argument.as_bytes().to_vec())

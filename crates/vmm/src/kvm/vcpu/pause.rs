@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::VcpuFd;
+use micabox_ground::lock;
 
 use super::{Error, State};
-use crate::kvm::bus::lock;
 
 /// Interval at which a processor that still runs is signalled again: the first signal may have
 /// arrived just before it entered the guest.
@@ -78,10 +78,7 @@ impl Pause {
         state.set(index, true);
         self.changed.notify_all();
         while state.wanted {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = lock::ignore_poison(self.changed.wait(state));
         }
         state.set(index, false);
         self.changed.notify_all();
@@ -116,7 +113,7 @@ impl Pause {
                 }
             }
             let waited = self.changed.wait_timeout(state, REPEAT);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = lock::ignore_poison(waited).0;
         }
         Ok(std::mem::take(&mut state.saved).into_values().collect())
     }
@@ -130,11 +127,7 @@ impl Pause {
         // Waits until all have left the pause, so that the next [`Pause::stop`] does not take the
         // states of this one.
         while state.still.iter().any(|still| *still) {
-            state = self
-                .changed
-                .wait_timeout(state, REPEAT)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = lock::ignore_poison(self.changed.wait_timeout(state, REPEAT)).0;
         }
     }
 }

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use event_manager::{EventManager, SubscriberOps};
+use micabox_ground::lock;
 use std::sync::{Arc, Mutex};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryRegion};
 
@@ -11,7 +12,7 @@ use super::Device;
 use super::mmio::Transport;
 use super::state::{Mismatch, State};
 use crate::MachineFile;
-use crate::kvm::bus::{Mmio, lock};
+use crate::kvm::bus::Mmio;
 use crate::kvm::memory::GuestMemory;
 use crate::kvm::memory::region::map;
 

@@ -5,6 +5,7 @@
 
 use std::os::unix::net::UnixStream;
 
+use micabox_ground::lock;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname, listen,
     socket_with, socketpair,
@@ -22,7 +23,7 @@ use super::rng::Rng;
 use super::state::State;
 use super::vsock::Vsock;
 use crate::MachineFile;
-use crate::kvm::bus::{Mmio, lock};
+use crate::kvm::bus::Mmio;
 
 /// Kinds of devices.
 pub(crate) const KINDS: u8 = 8;

@@ -4,10 +4,11 @@ use std::fs::File;
 
 use kvm_bindings::CpuId;
 use kvm_ioctls::{VcpuFd, VmFd};
+use micabox_ground::lock;
 
 use super::machine::{Error, kvm, system};
 use crate::kvm::boot;
-use crate::kvm::bus::{Bus, lock};
+use crate::kvm::bus::Bus;
 use crate::kvm::legacy::{Cmos, serial};
 use crate::kvm::memory::delta::Delta;
 use crate::kvm::memory::{GuestMemory, touched};

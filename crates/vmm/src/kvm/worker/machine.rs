@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
+use micabox_ground::lock;
 use micabox_spec::DiskRate;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
 use vmm_sys_util::eventfd::EventFd;
@@ -20,7 +21,7 @@ use super::filters::Thread;
 use super::requests::Saver;
 use super::threads::{End, Loop, Threads, Waker};
 use crate::kvm::boot;
-use crate::kvm::bus::{Attached, Bus, lock};
+use crate::kvm::bus::{Attached, Bus};
 use crate::kvm::ending::Ending;
 use crate::kvm::legacy::{self, Serial};
 use crate::kvm::memory::region::map;

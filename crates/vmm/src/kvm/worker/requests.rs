@@ -10,10 +10,11 @@ use std::time::Instant;
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::VmFd;
+use micabox_ground::lock;
 use vmm_sys_util::epoll::EventSet;
 
 use super::Controllers;
-use crate::kvm::bus::{Bus, lock};
+use crate::kvm::bus::Bus;
 use crate::kvm::memory::{GuestMemory, copy, delta, touched};
 use crate::kvm::saved::Saved;
 use crate::kvm::vcpu::{self, Pause};

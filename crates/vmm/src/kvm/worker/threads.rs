@@ -7,12 +7,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use micabox_ground::lock;
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::filters::Thread;
 use super::machine::{Error, system};
-use crate::kvm::bus::lock;
 use crate::kvm::ending::Ending;
 use crate::kvm::virtio::mmio::Transport;
 

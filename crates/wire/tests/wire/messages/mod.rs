@@ -179,7 +179,7 @@ fn confinement() -> impl Strategy<Value = Confinement> {
 
 fn exec() -> impl Strategy<Value = Exec> {
     (
-        vec(bytes(), 0..4),
+        (vec(bytes(), 0..4), bytes()),
         vec((bytes(), bytes()), 0..4),
         bytes(),
         text(),
@@ -188,8 +188,17 @@ fn exec() -> impl Strategy<Value = Exec> {
         confinement(),
     )
         .prop_map(
-            |(argv, env, cwd, user, tty, (make_cwd, stdin, output_window), confinement)| Exec {
+            |(
+                (argv, fallback),
+                env,
+                cwd,
+                user,
+                tty,
+                (make_cwd, stdin, output_window),
+                confinement,
+            )| Exec {
                 argv,
+                fallback,
                 env,
                 cwd,
                 make_cwd,

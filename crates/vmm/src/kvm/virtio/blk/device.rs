@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use micabox_ground::lock;
 use virtio_bindings::virtio_blk as blk;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 use super::request::{HEADER, MOST_ERASED, MOST_RANGES, NoSpace, SECTOR, STATUS, serve};
 use super::storage::Storage;
 use super::throttle::Throttle;
-use crate::kvm::bus::lock;
 use crate::kvm::virtio::{Active, Device, Violation};
 use crate::process::{FULL, ROOM};
 use micabox_spec::DiskRate;

@@ -1,3 +1,5 @@
+use micabox_ground::lock;
+
 use super::*;
 use crate::kvm::virtio::driver::{Driver, WRITE};
 use crate::kvm::virtio::rng::Rng;
@@ -16,7 +18,7 @@ fn a_copy_serves_what_the_original_was_asked_for() {
     assert_eq!(driver.used(0).len(), 1);
     // The driver has added a chain, and the device has not processed it yet.
     let head = driver.add(0, &[(buffer + 32, 32, WRITE)]);
-    let state = crate::kvm::bus::lock(&driver.transport).save();
+    let state = lock(&driver.transport).save();
     driver.replace(Box::new(Rng), written(&state)).unwrap();
     driver.host();
     assert_eq!(driver.used(0), [(head, 32)]);
@@ -30,7 +32,7 @@ fn a_copy_serves_what_the_original_was_asked_for() {
 #[test]
 fn another_devices_state_is_refused() {
     let driver = Driver::new(Box::new(Rng));
-    let state = crate::kvm::bus::lock(&driver.transport).save();
+    let state = lock(&driver.transport).save();
     for spoil in [
         (|state| state.kind = 1) as fn(&mut State),
         |state| state.queues.clear(),

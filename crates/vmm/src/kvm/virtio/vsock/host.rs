@@ -2,15 +2,10 @@
 //! given, an owner that connects for it, and one descriptor to wait for all of them.
 
 use std::io;
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, accept_with,
-    recv, recvmsg, send,
-};
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 /// Tokens of events that are not of connections, whose tokens come after these.
@@ -125,24 +120,13 @@ impl Host {
 
     /// Returns the owner's next answer: a stream, if a program listens.
     pub(crate) fn answer(&self) -> Option<Option<OwnedFd>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        loop {
-            let into = &mut [IoSliceMut::new(&mut byte)];
-            match recvmsg(&self.owner, into, &mut ancillary, flags) {
-                Ok(message) if message.bytes > 0 => break,
-                Err(Errno::INTR) => {}
-                // No answer yet; or the owner is gone, and this process will end soon.
-                Ok(_) | Err(_) => return None,
-            }
+        match micabox_socket::receive_now(&self.owner, &mut [0], 1) {
+            Ok(answer) if answer.bytes > 0 => Some(answer.descriptors.into_iter().next()),
+            // It had a stream, which this process can't have.
+            Err(Errno::MFILE) => Some(None),
+            // No answer yet; or the owner is gone, and this process will end soon.
+            Ok(_) | Err(_) => None,
         }
-        let descriptors = ancillary.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-            _ => None,
-        });
-        Some(descriptors.last())
     }
 }
 

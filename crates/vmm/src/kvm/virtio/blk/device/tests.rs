@@ -1,8 +1,9 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use micabox_ground::lock;
+
 use super::*;
-use crate::kvm::bus::lock;
 use crate::kvm::virtio::driver::{Driver, PMEM, READ, WRITE};
 use crate::{FileRef, MachineFile};
 

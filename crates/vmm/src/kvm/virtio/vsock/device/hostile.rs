@@ -6,9 +6,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrAny,
-    SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname, listen, recv, sendmsg,
-    socket_with, socketpair,
+    AddressFamily, RecvFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, bind,
+    connect, getsockname, listen, recv, socket_with, socketpair,
 };
 use vm_memory::{Bytes, GuestAddress};
 
@@ -194,15 +193,12 @@ impl Guest {
         for end in [&program, &stream] {
             end.set_nonblocking(true).expect("a socket");
         }
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let descriptors = [std::os::fd::AsFd::as_fd(&stream)];
-        if who & 1 == 1 && self.streams.len() < MOST_STREAMS {
-            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let with_stream = who & 1 == 1 && self.streams.len() < MOST_STREAMS;
+        let descriptors = with_stream.then(|| std::os::fd::AsFd::as_fd(&stream));
+        let _ = micabox_socket::send(&self.owner, &[0], descriptors.as_slice());
+        if with_stream {
             self.streams.push(program);
         }
-        let one = [std::io::IoSlice::new(&[0])];
-        let _ = sendmsg(&self.owner, &one, &mut ancillary, SendFlags::NOSIGNAL);
     }
 
     /// Receives at both ends, and checks that no more came out than was sent.

@@ -5,11 +5,11 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use guest::{Guest, data, read, reply, rest, shutdown, with};
+use micabox_ground::lock;
 use rustix::net::recv;
 
 use super::super::header::{RECEIVES, SENDS};
 use super::*;
-use crate::kvm::bus::lock;
 use crate::kvm::virtio::driver::{Driver, READ, WRITE};
 use crate::kvm::vsock::{Inside, answer};
 

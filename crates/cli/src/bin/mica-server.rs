@@ -1,5 +1,0 @@
-//! The program `mica-server`.
-
-fn main() -> std::process::ExitCode {
-    micabox_cli::server()
-}

@@ -1,0 +1,31 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod check;
+pub mod copies;
+pub mod dockers;
+pub mod environment;
+#[cfg(test)]
+mod flags;
+mod held;
+mod here;
+mod image;
+mod kernel;
+pub mod labels;
+mod late;
+mod make;
+mod mounts;
+mod patches;
+mod prepare;
+mod pulls;
+mod shell_words;
+mod wanted;
+
+pub use check::check;
+pub use held::Held;
+pub use image::find_image;
+pub use kernel::{get_ready, report_what_is_shared};
+pub use make::{create, create_with, fork, fork_with};
+pub use prepare::{Begin, First, Preparation};
+pub use pulls::{Bound, Pulls};
+pub use wanted::{Create, Taken, Wanted, read, wanted};

@@ -1,0 +1,120 @@
+//! Snapshots of sandboxes: how they are made, found, and taken elsewhere.
+
+use std::io::{Read, Write};
+
+use micabox_disks::{Ephemeral, NewSnapshot, Snapshot, Snapshots};
+use micabox_error::Error;
+use micabox_parsers::Notes;
+
+use crate::builder::FromMemory;
+use crate::{Builder, Restore, SandboxRef, Sandboxes};
+
+/// An ephemeral snapshot, removed when it is dropped.
+#[derive(Debug)]
+pub struct EphemeralSnapshot {
+    ephemeral: Ephemeral,
+    sandboxes: Sandboxes,
+}
+
+impl EphemeralSnapshot {
+    /// Returns the snapshot.
+    pub fn snapshot(&self) -> &Snapshot {
+        self.ephemeral.snapshot()
+    }
+
+    /// Begins a copy of the sandbox, which continues where the sandbox was.
+    ///
+    /// # Errors
+    /// As [`Restore::new`].
+    pub fn restore(&self) -> Result<Builder<FromMemory>, Error> {
+        let snapshot = self.snapshot();
+        match Restore::new(self.sandboxes.store(), snapshot)? {
+            Restore::Memory(builder) => Ok(builder),
+            Restore::Disk(_) => Err(Error::NotRunning(snapshot.sandbox.clone())),
+        }
+    }
+}
+
+impl SandboxRef {
+    /// Copies the sandbox's disk at one moment; see [`SandboxRef::frozen_disk`].
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], and those of
+    /// [`SandboxRef::frozen_disk`].
+    pub fn snapshot(&self, new: impl Into<NewSnapshot>) -> Result<(Snapshot, Notes), Error> {
+        Snapshots(self.sandboxes().as_ref()).copy_disk(self.record(), new.into())
+    }
+
+    /// Saves the running sandbox at one moment: its memory, its processes, and its disk if it has
+    /// one. The sandbox is frozen meanwhile. The snapshot is synced to the host's disk and gets a
+    /// digest, so that any damage is noticed.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], [`Error::NotRunning`]; [`Error::NotSaved`];
+    /// [`Error::Machine`] if its machine does not run on KVM.
+    pub fn snapshot_with_memory(&self, new: impl Into<NewSnapshot>) -> Result<Snapshot, Error> {
+        Snapshots(self.sandboxes().as_ref()).save(self.id(), new.into())
+    }
+
+    /// Saves the running sandbox as [`SandboxRef::snapshot_with_memory`], to be copied right away
+    /// ([`EphemeralSnapshot::restore`]). The snapshot is removed when the result is dropped, or soon after this process
+    /// ends.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`], [`Error::NotSaved`]; [`Error::Machine`] if its machine does not run on KVM.
+    pub fn ephemeral_snapshot(&self) -> Result<EphemeralSnapshot, Error> {
+        Ok(EphemeralSnapshot {
+            ephemeral: Snapshots(self.sandboxes().as_ref()).ephemeral(self.id())?,
+            sandboxes: self.sandboxes().clone(),
+        })
+    }
+}
+
+impl Sandboxes {
+    /// Returns all snapshots, by name. Removes unfinished ones that killed processes left.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
+        Snapshots(self.as_ref()).list()
+    }
+
+    /// Returns the snapshot of this name.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSnapshot`].
+    pub fn snapshot(&self, name: &str) -> Result<Snapshot, Error> {
+        Snapshots(self.as_ref()).get(name)
+    }
+
+    /// Removes a snapshot. Sandboxes that were started from it have their own copies.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSnapshot`], [`Error::State`].
+    pub fn remove_snapshot(&self, name: &str) -> Result<(), Error> {
+        Snapshots(self.as_ref()).remove(name)
+    }
+
+    /// Writes a snapshot as one file, with a digest at its end. The image is not included.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSnapshot`], [`Error::HasMemory`]; [`Error::System`].
+    pub fn export_snapshot(&self, name: &str, to: &mut dyn Write) -> Result<(), Error> {
+        Snapshots(self.as_ref()).export(name, to)
+    }
+
+    /// Makes a snapshot of what [`Sandboxes::export_snapshot`] wrote, under its own name or another
+    /// one. Its image must be in the store. The path of a root disk is not taken from `from`, which
+    /// could name any file: see [`Base::of_snapshot_on`](crate::Base::of_snapshot_on).
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExists`]; [`Error::Store`] without the image; [`Error::System`] if `from`
+    /// fails, is not such a file, or does not have the digest at its end.
+    pub fn import_snapshot(
+        &self,
+        name: Option<&str>,
+        from: &mut dyn Read,
+    ) -> Result<(Snapshot, Notes), Error> {
+        Snapshots(self.as_ref()).import(name, from)
+    }
+}

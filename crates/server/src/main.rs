@@ -1,0 +1,5 @@
+//! The program `mica-server`.
+
+fn main() -> std::process::ExitCode {
+    micabox_server::main()
+}
