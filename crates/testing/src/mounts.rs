@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, UnmountFlags};
 use tempfile::TempDir;
 
-use crate::run;
+use crate::{PATIENCE, run};
 
 /// A mount on a directory of its own, which is unmounted when this is dropped.
 pub struct Mount {
@@ -127,15 +127,16 @@ impl Drop for Mount {
     fn drop(&mut self) {
         let path = self.directory.path();
         // Another test's child may hold a descriptor until it executes its program.
-        for _ in 0..100 {
-            if rustix::mount::unmount(path, UnmountFlags::empty()).is_ok() {
+        let deadline = Instant::now() + PATIENCE;
+        while rustix::mount::unmount(path, UnmountFlags::empty()).is_err() {
+            // Even a failing test that still has a file open leaves no mount behind.
+            if std::thread::panicking() || Instant::now() > deadline {
+                let _ = rustix::mount::unmount(path, UnmountFlags::DETACH);
+                assert!(std::thread::panicking(), "the mount is in use");
                 return;
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        // Even a failing test that still has a file open leaves no mount behind.
-        let _ = rustix::mount::unmount(path, UnmountFlags::DETACH);
-        assert!(std::thread::panicking(), "the mount is in use");
     }
 }
 

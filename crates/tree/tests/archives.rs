@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use micabox_tar::{Kind, Limits, Members};
@@ -148,6 +149,10 @@ fn files_without_a_size_are_packed_with_what_they_have() {
     ));
 }
 
+/// How long names change, and how long at most on a busy machine.
+const AT_LEAST: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(300);
+
 #[test]
 fn names_that_change_meanwhile_lead_nowhere_else() {
     let place = tempfile::tempdir().unwrap();
@@ -173,11 +178,19 @@ fn names_that_change_meanwhile_lead_nowhere_else() {
     };
     // Checksums of headers are sums of bytes.
     let archive = checked(archive);
-    let end = Instant::now() + Duration::from_secs(3);
+    // Long enough for a change at any moment, and for some trees of each.
+    let begin = Instant::now();
+    let is_over = |counts: [usize; 2]| {
+        let enough = counts.iter().all(|count| *count > 10);
+        begin.elapsed() > if enough { AT_LEAST } else { PATIENCE }
+    };
+    // Closed, even by a panic, when the changes are to end.
+    let (changes, go_on) = channel::<()>();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let inside = &inside;
+        scope.spawn(move || {
             let at = |name: &str| inside.join(name);
-            while Instant::now() < end {
+            while go_on.try_recv() == Err(TryRecvError::Empty) {
                 for name in ["real", "trap"] {
                     let _ = fs::rename(at(name), at("now"));
                     let _ = fs::rename(at("now"), at(name));
@@ -186,13 +199,14 @@ fn names_that_change_meanwhile_lead_nowhere_else() {
                 }
             }
         });
+        let _changes = changes;
         let (mut packed, mut unpacked) = (0, 0);
-        while Instant::now() < end {
-            if let Ok(archive) = pack(&inside, "now") {
+        while !is_over([packed, unpacked]) {
+            if let Ok(archive) = pack(inside, "now") {
                 assert!(!archive.windows(6).any(|bytes| bytes == b"hidden"));
                 packed += 1;
             }
-            let root = directory(&inside);
+            let root = directory(inside);
             let root = if unpacked % 2 == 0 {
                 Root::new(root)
             } else {

@@ -127,7 +127,7 @@ async fn a_stdin_ends_while_something_is_written_to_it() {
     let fixture = Fixture::new();
     let sandbox = sandbox(&fixture).await;
     let commands = sandbox.commands();
-    let script = "sleep 0.3; cat | wc -c; sleep 1000";
+    let script = "until [ -e /tmp/go ]; do sleep 0.05; done; cat | wc -c; sleep 1000";
     let mut process = commands.spawn(&with_stdin(script)).await.unwrap();
     let other = commands.attach_with(process.pid(), ExecOptions::piped(true));
     let other = other.await.unwrap();
@@ -135,13 +135,14 @@ async fn a_stdin_ends_while_something_is_written_to_it() {
     // It is not this client's to end.
     other.handle().end_stdin();
     let mut stdin = process.stdin.take().unwrap();
+    stdin.write_all(b"taken").await.unwrap();
     let written = tokio::spawn(async move {
         let error = stdin.write_all(&vec![0; 64 << 20]).await.unwrap_err();
         (error, stdin)
     });
-    tokio::time::sleep(Duration::from_millis(50)).await;
     process.handle().end_stdin();
     let (error, mut stdin) = written.await.unwrap();
+    sandbox.files().write("/tmp/go", b"").await.unwrap();
     assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
     let error = stdin.write_all(b"more").await.unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);

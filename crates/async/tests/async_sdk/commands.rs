@@ -4,7 +4,7 @@ use std::io::{Read, Seek};
 use std::time::Duration;
 
 use super::support::{
-    Fixture, KILL, TERM, run, sandbox, shell, sockets, until, until_gone, until_there,
+    Fixture, KILL, PATIENCE, TERM, run, sandbox, shell, sockets, until, until_gone, until_there,
 };
 use micabox::{CommandError, Lost, StartFailure};
 use micabox_async::{
@@ -70,7 +70,7 @@ async fn commands_have_streams_and_exit_codes() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(Duration::from_secs(30), refused).await.unwrap();
+    timeout(PATIENCE, refused).await.unwrap();
     process.handle().signal(TERM);
     assert_eq!(process.wait().await.unwrap(), ExitStatus::Signaled(TERM));
 

@@ -4,7 +4,7 @@ use std::io::ErrorKind as Kind;
 use std::path::Path;
 use std::time::Duration;
 
-use super::support::{Fixture, run, sandbox, until};
+use super::support::{Fixture, PATIENCE, run, sandbox, until};
 use micabox::{Existing, FileChange, FileKind};
 use micabox_async::{Error, ErrorKind, Files, WriteOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -157,7 +157,7 @@ async fn next(watch: &mut micabox_async::Watch, change: FileChange, path: &str) 
             }
         }
     };
-    let found = timeout(Duration::from_secs(30), found).await;
+    let found = timeout(PATIENCE, found).await;
     found.unwrap_or_else(|_| panic!("never: {change:?} {path}"));
 }
 

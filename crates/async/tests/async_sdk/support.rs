@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use micabox::{BackendChoice, Builder, Network};
 use micabox_async::{Command, Finished, Sandbox};
-use micabox_testing::PATIENCE;
+pub use micabox_testing::PATIENCE;
 
 pub use image::guest;
 

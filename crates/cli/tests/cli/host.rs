@@ -9,9 +9,10 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 
 use micabox_testing::shell;
+use rustix::process::Signal;
 
 use crate::support::host::{
-    USERS, arguments, kill_holders, processes_of, run, sh, sleeping, wait_until_gone,
+    USERS, arguments, processes_of, run, sh, signal_holders, sleeping, wait_until_gone,
 };
 use crate::support::{Finished, Home, exists, image, wait_until};
 
@@ -501,7 +502,7 @@ fn an_image_is_held_once_however_holders_end() {
     home.assert_nothing_left();
     // After a holder was killed, its containers run on, and the next one has another.
     let (running, first) = sleeping(&home, &["--rm"]);
-    kill_holders(&home);
+    signal_holders(&home, Signal::KILL);
     wait_until("the holder is gone", || {
         home.processes("mica-lower").is_empty()
     });
@@ -516,6 +517,31 @@ fn an_image_is_held_once_however_holders_end() {
     home.output(&["kill", "it"]).ok();
     running.wait();
     wait_until_gone(&home, first);
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn an_image_is_removed_once_its_holder_has_ended() {
+    let home = Home::new();
+    let (running, _) = sleeping(&home, &["--rm"]);
+    // They don't come to their end.
+    assert_ne!(signal_holders(&home, Signal::STOP), 0);
+    home.output(&["kill", "it"]).ok();
+    running.wait();
+    wait_until("the sandbox is gone", || {
+        home.sandboxes() == home.held_images()
+    });
+    let refused = home.output(&["rmi", "box"]);
+    assert_ne!(refused.code(), 0);
+    let text = refused.stderr();
+    assert!(
+        text.contains("the process that serves its layers"),
+        "{text}"
+    );
+    let removing = home.start(&["rmi", "box"]);
+    signal_holders(&home, Signal::CONT);
+    assert_eq!(removing.wait(), 0);
+    home.assert_nothing_left();
 }
 
 #[test]

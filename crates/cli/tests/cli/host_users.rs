@@ -8,8 +8,9 @@ use std::process::{Command, Stdio};
 
 use micabox::GuestFiles;
 use micabox_testing::shell;
+use rustix::process::Signal;
 
-use crate::support::host::{arguments, kill_holders, processes_of};
+use crate::support::host::{arguments, processes_of, signal_holders};
 use crate::support::{Finished, Home, Running, image, wait_until};
 
 /// A user who is not root, on a machine where `/dev/fuse` and `/dev/net/tun` are for all, as udev makes
@@ -222,7 +223,7 @@ fn containers_of_a_user_share_a_holder_and_end_with_it() {
         one.wait();
         assert_eq!(user.output(&["exec", "two", "ls", "/srv/kept"]).code(), 0);
         // Without the server of its files, a container is of no use.
-        kill_holders(&user.home);
+        signal_holders(&user.home, Signal::KILL);
         assert_ne!(two.wait(), 0);
         user.output(&["ps"]).ok();
         user.assert_nothing_left();

@@ -5,7 +5,7 @@ mod client;
 mod commands;
 
 use std::io::{Read, Write};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use client::Client;
 
@@ -329,9 +329,7 @@ fn a_cancelled_creation_ends_its_pull() {
     let (mut asked, _) = silent.accept().unwrap();
     let cancel = json!({"requestId": number, "reason": "enough"});
     client.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}));
-    asked
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    asked.set_read_timeout(Some(PATIENCE)).unwrap();
     asked.read_to_end(&mut Vec::new()).unwrap();
     assert_eq!(
         client.tool("list_sandboxes", json!({})),

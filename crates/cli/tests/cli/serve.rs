@@ -2,14 +2,13 @@
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
-use std::time::Duration;
 
 use micabox_testing::{DockerRegistry, image};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::support::host::assert_forked;
-use crate::support::{Home, wait_until};
+use crate::support::{Home, PATIENCE, wait_until};
 
 const PREAMBLE: &[u8; 12] = b"MICAOWN\n\x02\0\0\0";
 
@@ -411,9 +410,7 @@ fn commands_end_with_a_server_that_is_killed() {
     client.process.kill().unwrap();
     client.process.wait().unwrap();
     // Its connection ends with the pull.
-    asked
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    asked.set_read_timeout(Some(PATIENCE)).unwrap();
     asked.read_to_end(&mut Vec::new()).unwrap();
     home.assert_nothing_left();
 }

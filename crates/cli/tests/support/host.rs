@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::{Finished, Home, Running, wait_until};
 
 /// Flags of every sandbox here.
@@ -70,10 +72,11 @@ pub fn assert_forked(home: &Home, program: u32) {
     assert_eq!(parent.map(str::trim), zygote);
 }
 
-/// Kills the processes that hold images of this store.
-pub fn kill_holders(home: &Home) {
-    for pid in home.processes("mica-lower") {
-        let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+/// Sends a signal to the processes that hold images of this store. Returns how many there are.
+pub fn signal_holders(home: &Home, signal: Signal) -> usize {
+    let holders = home.processes("mica-lower");
+    for pid in &holders {
+        let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal);
     }
+    holders.len()
 }

@@ -324,7 +324,9 @@ fn a_daemon_that_floods_stdout_does_not_delay_the_end() {
 #[test]
 fn signals_reach_only_their_process() {
     let mut host = Host::new();
-    let mut spec = shell("trap 'echo caught; exit 7' USR1; echo ready; read line; echo no");
+    // A signal just before a read would be lost until the read ends; a sleep ends.
+    let mut spec =
+        shell("trap 'echo caught; exit 7' USR1; echo ready; while :; do sleep 0.05; done");
     spec.stdin = true;
     host.exec(1, spec);
     host.started(1);

@@ -1,11 +1,13 @@
 //! Datagrams, echo requests and names, with the machine's kernel on both sides.
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use micabox_net::Config;
 use micabox_testing::network::{NEIGHBOUR, OWN, World, outside, resolver};
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
 
 use crate::guest::Guest;
 use crate::link::{ACK, Link, Reply, SYN, datagram, segment};
@@ -155,7 +157,10 @@ fn query(id: u16, name: &str) -> Vec<u8> {
 /// A resolver that answers each query, which has nothing behind its question, with what `answer` makes
 /// of it.
 fn server(answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> SocketAddr {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    server_on(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), answer)
+}
+
+fn server_on(socket: UdpSocket, answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> SocketAddr {
     let address = socket.local_addr().unwrap();
     std::thread::spawn(move || {
         let mut buffer = [0; 512];
@@ -164,6 +169,26 @@ fn server(answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> SocketAddr {
         }
     });
     address
+}
+
+/// A socket whose port refuses datagrams: it takes those of one other port only. No other socket
+/// gets that port.
+fn refusing() -> UdpSocket {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    socket.connect((Ipv4Addr::LOCALHOST, 9)).unwrap();
+    socket
+}
+
+/// One port for TCP, on which nothing listens yet, and for UDP.
+fn both() -> (OwnedFd, UdpSocket) {
+    let mut pairs = (0..100).filter_map(|_| {
+        let stream = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&stream, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let address = SocketAddrV4::try_from(getsockname(&stream).unwrap()).unwrap();
+        // Another process may have that port.
+        Some((stream, UdpSocket::bind(address).ok()?))
+    });
+    pairs.next().unwrap()
 }
 
 /// A response with the question, these flags and one address.
@@ -190,12 +215,10 @@ fn ask(resolvers: &[SocketAddr]) -> Vec<u8> {
 
 #[test]
 fn a_resolver_that_fails_is_followed_by_the_next() {
-    let closed = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let refuses = closed.local_addr().unwrap();
-    drop(closed);
+    let closed = refusing();
     let fails = |code: u8| server(move |query| address(query, [0x81, 0x80 | code]));
     let failing = [
-        ("closed port", refuses),
+        ("closed port", closed.local_addr().unwrap()),
         ("FORMERR", fails(1)),
         ("SERVFAIL", fails(2)),
         ("NOTIMP", fails(4)),
@@ -244,26 +267,20 @@ fn a_guest_gets_the_last_failure_when_all_resolvers_fail() {
 #[test]
 fn the_rest_of_a_long_answer_is_asked_of_the_resolver_that_has_it() {
     // Three resolvers: one takes no connections, one fails, one has a long answer.
-    let closed = server(|query| address(query, [0x81, 0x82]));
-    let listeners = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
-    let [failing, long] = &listeners;
-    for (listener, flags) in [(failing, [0x81, 0x82]), (long, [0x83, 0x80])] {
-        let socket = UdpSocket::bind(listener.local_addr().unwrap()).unwrap();
-        std::thread::spawn(move || {
-            let mut buffer = [0; 512];
-            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-                let _ = socket.send_to(&address(&buffer[..length], flags), from);
-            }
-        });
-    }
-    let mut resolvers = vec![closed];
-    resolvers.extend(
-        listeners
-            .iter()
-            .map(|listener| listener.local_addr().unwrap()),
-    );
+    let start = |flags: [u8; 2]| {
+        let (stream, datagrams) = both();
+        let at = server_on(datagrams, move |query| address(query, flags));
+        (stream, at)
+    };
+    let (_closed, first) = start([0x81, 0x82]);
+    let (failing, second) = start([0x81, 0x82]);
+    let (long, third) = start([0x83, 0x80]);
+    let [failing, long] = [failing, long].map(|stream| {
+        listen(&stream, 1).unwrap();
+        TcpListener::from(stream)
+    });
     let link = Link::with(Config {
-        resolvers,
+        resolvers: vec![first, second, third],
         ..Config::default()
     });
     let connect = |port: u16, listener: &TcpListener| {
@@ -271,13 +288,13 @@ fn the_rest_of_a_long_answer_is_asked_of_the_resolver_that_has_it() {
         assert_eq!(link.segment_for(port).1, SYN | ACK);
         listener.accept().unwrap();
     };
-    connect(1000, failing);
+    connect(1000, &failing);
     link.send(&datagram(4000, RESOLVER, &query(7, "name")));
     let Reply::Datagram(4000, response) = link.reply() else {
         panic!("no response");
     };
     assert_eq!(response[2..4], [0x83, 0x80]);
-    connect(1001, long);
+    connect(1001, &long);
 }
 
 #[test]
@@ -358,13 +375,11 @@ def look(name):
 #[test]
 #[ignore = "needs root"]
 fn names_are_asked_of_the_next_resolver_if_one_is_silent() {
-    let dead = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let refusing = dead.local_addr().unwrap();
-    drop(dead);
+    let closed = refusing();
     let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let guest = Guest::new(Config {
         resolvers: vec![
-            refusing,
+            closed.local_addr().unwrap(),
             silent.local_addr().unwrap(),
             resolver([198, 51, 100, 7].into()),
         ],

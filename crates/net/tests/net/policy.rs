@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use micabox_testing::network::{NEIGHBOUR, World, counter, ip, outside};
+use micabox_testing::wait_until;
 
 use crate::guest::Guest;
 
@@ -157,6 +158,8 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', neighbour)
         after[0] - before[0] == 4 && after[1] > before[1],
         "{after:?}"
     );
+    // A connection is made before the neighbour's server sees it.
+    wait_until("all have come", || came.load(Ordering::Relaxed) >= 8);
     assert_eq!(came.load(Ordering::Relaxed), 8);
 }
 

@@ -65,8 +65,9 @@ fn an_unused_sandbox_ends_by_itself() {
 #[test]
 fn a_sandbox_ends_at_its_age_whatever_runs() {
     let mut fixture = Fixture::booted();
-    let client = expiring(&mut fixture, None, Some(500));
+    // It runs before there is an age that may have passed.
     let id = detached(&mut fixture, 0);
+    let client = expiring(&mut fixture, None, Some(500));
     assert_eq!(
         fixture.guest.receive(),
         ToGuest::Signal { id, signal: TERM }

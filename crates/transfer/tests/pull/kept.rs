@@ -3,7 +3,7 @@
 use std::env;
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use micabox_image::Store;
 use micabox_image::store::PruneOptions;
-use micabox_testing::DockerRegistry;
+use micabox_testing::{DockerRegistry, PATIENCE, wait_until};
 
 use crate::image::{TestImage, TestLayer};
 use crate::killed::pull;
@@ -49,7 +49,7 @@ fn kill_at(root: &Path, reference: &str, bytes: usize) -> PathBuf {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + PATIENCE;
     let kept = loop {
         assert!(Instant::now() < deadline, "nothing was kept");
         assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
@@ -153,46 +153,53 @@ fn prune_removes_what_was_kept() {
     assert!(!kept.exists());
 }
 
-/// Forwards connections to `to`, one piece per `pause` at most, and counts the bytes that come
-/// back.
-fn counting(to: String, pause: Duration) -> (String, Arc<AtomicU64>) {
+/// What comes back through a forwarded port.
+struct Forwarded {
+    /// Bytes so far.
+    count: AtomicU64,
+    /// Holds back what is beyond this count.
+    most: AtomicU64,
+}
+
+/// Forwards connections to `to`. What it returns is held by the thread that accepts them, and by
+/// one thread for each connection.
+fn counting(to: String, most: u64) -> (String, Arc<Forwarded>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let count = Arc::new(AtomicU64::new(0));
-    let counter = Arc::clone(&count);
+    let forwarded = Arc::new(Forwarded {
+        count: AtomicU64::new(0),
+        most: AtomicU64::new(most),
+    });
+    let all = Arc::clone(&forwarded);
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
             let server = TcpStream::connect(&to).unwrap();
             let (mut from_client, mut to_server) =
                 (client.try_clone().unwrap(), server.try_clone().unwrap());
-            thread::spawn(move || io::copy(&mut from_client, &mut to_server));
-            let counter = Arc::clone(&counter);
+            thread::spawn(move || {
+                let _ = io::copy(&mut from_client, &mut to_server);
+                let _ = to_server.shutdown(Shutdown::Both);
+            });
+            let forwarded = Arc::clone(&all);
             thread::spawn(move || {
                 let (mut server, mut client) = (server, client);
                 let mut piece = vec![0; 64 << 10];
                 while let Ok(length @ 1..) = server.read(&mut piece) {
-                    if client.write_all(&piece[..length]).is_err() {
+                    // Counted first: who has the bytes may ask for the count.
+                    let length = length as u64;
+                    let count = forwarded.count.fetch_add(length, Ordering::Relaxed) + length;
+                    while count > forwarded.most.load(Ordering::Relaxed) {
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                    if client.write_all(&piece[..length as usize]).is_err() {
                         break;
                     }
-                    counter.fetch_add(length as u64, Ordering::Relaxed);
-                    thread::sleep(pause);
                 }
-                let _ = client.shutdown(std::net::Shutdown::Both);
+                let _ = client.shutdown(Shutdown::Both);
             });
         }
     });
-    (address, count)
-}
-
-/// Returns the count once it stops changing: a connection's last piece may be under way.
-fn settled(count: &AtomicU64) -> u64 {
-    loop {
-        let before = count.load(Ordering::Relaxed);
-        thread::sleep(Duration::from_millis(500));
-        if count.load(Ordering::Relaxed) == before {
-            return before;
-        }
-    }
+    (address, forwarded)
 }
 
 /// Debian's docker-registry and a pull that is killed in the middle of a blob.
@@ -206,16 +213,18 @@ fn a_real_registry_serves_only_what_is_missing() {
     layout(&source, &[image.entry(None)], &[&image]);
     registry.push(&source, "app:1", &["--dest-tls-verify=false"]);
 
-    let (address, served) = counting(registry.host().to_owned(), Duration::from_millis(10));
+    // Less than the blob: the pull is still running when it has enough.
+    let (address, served) = counting(registry.host().to_owned(), 10 * MIB as u64);
     let reference = format!("{address}/app:1");
     let store = layer::store();
     let kept = kill_at(store.root(), &reference, 7 * MIB);
     let length = fs::metadata(&kept).unwrap().len();
-    let before = settled(&served);
-    assert!(before >= length);
-    served.store(0, Ordering::Relaxed);
+    served.most.store(u64::MAX, Ordering::Relaxed);
+    let connections = || Arc::strong_count(&served) - 2;
+    wait_until("the killed pull's connections end", || connections() == 0);
+    assert!(served.count.swap(0, Ordering::Relaxed) >= length);
     assert_has(&store, &pull(&store, &reference), &image);
-    let again = served.load(Ordering::Relaxed);
+    let again = served.count.load(Ordering::Relaxed);
     // The rest of the blob, the documents and headers.
     assert!(
         (size - length..size - length + 20_000).contains(&again),

@@ -313,11 +313,16 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> Option<()> {
         state.rules = rules;
         said.unwrap_or_else(|| stored(&state, &request))
     };
-    if !request.broken {
-        write(&mut stream, &request, &reply);
-    }
-    if is_layer {
-        shared.state.lock().unwrap().active -= 1;
+    // A client that has the last byte may ask for the next layer before this thread goes on.
+    let before_end = || {
+        if is_layer {
+            shared.state.lock().unwrap().active -= 1;
+        }
+    };
+    if request.broken {
+        before_end();
+    } else {
+        write(&mut stream, &request, &reply, before_end);
     }
     Some(())
 }
@@ -385,8 +390,10 @@ fn stored(state: &State, request: &Request) -> Reply {
     reply.header("content-type", media_type)
 }
 
-fn write(stream: &mut TcpStream, request: &Request, reply: &Reply) {
+/// Calls `before_end` before it sends the last byte.
+fn write(stream: &mut TcpStream, request: &Request, reply: &Reply, before_end: impl FnOnce()) {
     if reply.end == End::Silent {
+        before_end();
         let _ = stream.read(&mut [0]);
         return;
     }
@@ -403,10 +410,12 @@ fn write(stream: &mut TcpStream, request: &Request, reply: &Reply) {
     } else {
         &reply.body
     };
+    let bytes = [head.as_bytes(), body].concat();
+    let (rest, last) = bytes.split_at(bytes.len() - 1);
     // Many tests have a client that closes the connection.
-    let sent = stream
-        .write_all(head.as_bytes())
-        .and_then(|()| stream.write_all(body));
+    let sent = stream.write_all(rest);
+    before_end();
+    let sent = sent.and_then(|()| stream.write_all(last));
     match reply.end {
         End::Stall if sent.is_ok() => {
             let _ = stream.read(&mut [0]);

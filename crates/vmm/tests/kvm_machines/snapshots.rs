@@ -161,11 +161,13 @@ fn paused() -> Result<(), Failed> {
     for _ in 0..8 {
         let mut is_still = false;
         machine.pause(&mut || {
+            let deadline = Instant::now() + PATIENCE;
             // Earlier output may still be on its way.
-            std::thread::sleep(Duration::from_millis(50));
-            let said = machine.console_tail();
-            std::thread::sleep(Duration::from_millis(50));
-            is_still = machine.console_tail() == said;
+            while !is_still && Instant::now() < deadline {
+                let said = machine.console_tail();
+                std::thread::sleep(Duration::from_millis(50));
+                is_still = machine.console_tail() == said;
+            }
         })?;
         assert!(is_still);
         let said = machine.console_tail();

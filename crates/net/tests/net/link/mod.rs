@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use micabox_net::{Addresses, Config, Network};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 /// Far longer than any step takes: only a hang reaches it.
@@ -33,12 +33,14 @@ impl Link {
     }
 
     pub fn wait(&self, flags: PollFlags) -> PollFlags {
-        let timeout = Timespec {
-            tv_sec: 60,
-            tv_nsec: 0,
-        };
+        let events = self.events_within(PATIENCE, flags);
+        assert!(!events.is_empty(), "neither frames nor room");
+        events
+    }
+
+    fn events_within(&self, time: Duration, flags: PollFlags) -> PollFlags {
         let mut sockets = [PollFd::new(&self.socket, flags)];
-        assert_eq!(poll(&mut sockets, Some(&timeout)).unwrap(), 1);
+        poll(&mut sockets, Some(&time.try_into().unwrap())).unwrap();
         sockets[0].revents()
     }
 
@@ -165,11 +167,33 @@ impl Link {
     pub fn segment_for(&self, port: u16) -> (u32, u8, u32) {
         loop {
             self.wait(PollFlags::IN);
-            let frame = self.receive();
-            if frame[12..14] == [8, 0] && frame[23] == 6 && frame[36..38] == port.to_be_bytes() {
-                let number = |at: usize| u32::from_be_bytes(frame[at..at + 4].try_into().unwrap());
-                return (number(38), frame[47], number(42));
+            if let Some(segment) = segment_in(&self.receive(), port) {
+                return segment;
             }
         }
     }
+
+    /// Does the same, and until then sends a frame every second, as a guest repeats a request.
+    pub fn segment_for_repeated(&self, frame: &[u8], port: u16) -> (u32, u8, u32) {
+        let start = Instant::now();
+        loop {
+            assert!(start.elapsed() < PATIENCE, "no answer");
+            self.send(frame);
+            while !self
+                .events_within(Duration::from_secs(1), PollFlags::IN)
+                .is_empty()
+            {
+                if let Some(segment) = segment_in(&self.receive(), port) {
+                    return segment;
+                }
+            }
+        }
+    }
+}
+
+/// Returns what [`Link::segment_for`] does of a frame, if it is one for that port.
+fn segment_in(frame: &[u8], port: u16) -> Option<(u32, u8, u32)> {
+    let is_it = frame[12..14] == [8, 0] && frame[23] == 6 && frame[36..38] == port.to_be_bytes();
+    let number = |at: usize| u32::from_be_bytes(frame[at..at + 4].try_into().unwrap());
+    is_it.then(|| (number(38), frame[47], number(42)))
 }
