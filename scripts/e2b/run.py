@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 
-
 # Seconds that only a hang takes.
 PATIENCE = 300
 
