@@ -14,6 +14,8 @@
 //!
 //! Failures, output, log and settings are in `crates/program`, from options to a sandbox it is `crates/creation`.
 
+#![warn(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)] // see clippy.toml
+
 mod commands;
 mod document;
 mod flags;

@@ -1,6 +1,8 @@
 //! The kernel's log. Filesystems explain their errors only there, and the agent's own lines reach
 //! the console through it.
 
+#![expect(clippy::disallowed_methods, reason = "standard error is the console here")]
+
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};

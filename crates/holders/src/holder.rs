@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 use micabox_error::Error;
 use micabox_ground::hex;
 use micabox_image::Store;
-use micabox_image::store::Image;
+use micabox_image::store::{HELD, Image};
 use micabox_owner::socket;
-use micabox_state::{Directory, HELD, Lock};
+use micabox_state::{Directory, Lock};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -36,6 +36,9 @@ const CONTROL: &str = "control";
 
 /// How long holders that end, and others that start, may be in the way.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long one that nothing may use any more is waited for: it unmounts, and its process exits.
+const ENDING: Duration = Duration::from_secs(10);
 
 /// Interval between looks at one that ends.
 const POLL: Duration = Duration::from_millis(1);
@@ -109,6 +112,21 @@ impl<'a> Holders<'a> {
                 None => return Err(Error::HolderStuck(shown(wanted.image()))),
             }
         }
+    }
+
+    /// Waits until the holder of this name has ended, for as long as holders that end may be in the way. Returns whether
+    /// it has; false for what is no holder.
+    pub fn wait_for_end(&self, name: &str) -> bool {
+        let directory = self.all.path().join(name);
+        let deadline = Instant::now() + ENDING;
+        name.starts_with(HELD)
+            && loop {
+                match directory.try_exists() {
+                    Ok(false) => break true,
+                    _ if Instant::now() >= deadline => break false,
+                    _ => std::thread::sleep(POLL),
+                }
+            }
     }
 
     /// Starts a holder; none if another process has, or one that ends is still there.

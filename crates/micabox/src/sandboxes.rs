@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use micabox_disks::Base;
 use micabox_error::Error;
+use micabox_holders::Holders;
 use micabox_image::Store;
+use micabox_image::store::{Error as StoreError, Removed};
 use micabox_state::{Directory, Found, Lock, LogReader, Record};
 
 use crate::files::Shared;
@@ -55,6 +57,21 @@ impl Sandboxes {
     /// Returns the store, which has their images.
     pub fn store(&self) -> &Store {
         self.0.store()
+    }
+
+    /// Removes an image as [`Store::remove`] does. Waits some seconds for a process that serves it and has nothing to
+    /// serve any more: it ends a moment after the last sandbox.
+    ///
+    /// # Errors
+    /// Those of [`Store::remove`]; [`Error::State`].
+    pub fn remove_image(&self, name: &str) -> Result<Removed, Error> {
+        loop {
+            match self.store().remove(name) {
+                Err(StoreError::InUse { sandbox, .. })
+                    if Holders::of(self.store())?.wait_for_end(&sandbox) => {}
+                removed => return Ok(removed?),
+            }
+        }
     }
 
     /// Returns all records, oldest first. Removes ended sandboxes with `auto_remove`.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use micabox_error::Error;
 use micabox_ground::random;
+use micabox_image::store::HELD;
 
 use super::{Lock, Record, Registration, Status, record_file};
 use crate::{forget_volume, history, name};
@@ -20,9 +21,6 @@ const LOCK: &str = "lock";
 /// The lease that keeps the sandbox's image in the store; see
 /// [`Store::lease`](micabox_image::Store::lease).
 const LEASE: &str = "lease.json";
-
-/// Beginning of the names of the directories of images that a process holds for sandboxes.
-pub const HELD: &str = "lower-";
 
 /// Interval of polls for a sandbox's end.
 const POLL: Duration = Duration::from_millis(20);

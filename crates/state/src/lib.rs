@@ -30,7 +30,7 @@ mod stamp;
 mod volumes;
 
 pub use base_name::BaseName;
-pub use directory::{Directory, Found, HELD, ID_LENGTH, upper_disk};
+pub use directory::{Directory, Found, ID_LENGTH, upper_disk};
 pub use history::{History, SandboxEvent, note_image};
 pub use lock::Lock;
 pub use log::{LogReader, LogRecord, LogStream, LogWriter};

@@ -1,6 +1,7 @@
 //! `mica rmi`
 
-use micabox::{Mounts, Sandboxes, StoreError};
+use micabox::image::store::HELD;
+use micabox::{Error, Mounts, Sandboxes, StoreError};
 
 use micabox_program::failure::{Failure, Outcome};
 use micabox_program::output::size;
@@ -39,7 +40,7 @@ pub fn execute(args: &Args) -> Outcome {
         });
     }
     super::for_each(&images, |name| {
-        let removed = store.remove(name);
+        let removed = sandboxes.remove_image(name);
         let removed = removed.map_err(|error| of_user(&sandboxes, error))?;
         let names: Vec<_> = removed
             .references
@@ -59,15 +60,19 @@ pub fn execute(args: &Args) -> Outcome {
 }
 
 /// Names what uses an image as its user does, unless it is a sandbox.
-fn of_user(sandboxes: &Sandboxes, error: StoreError) -> Failure {
+fn of_user(sandboxes: &Sandboxes, error: Error) -> Failure {
     let (image, user) = match &error {
-        StoreError::InUse { image, sandbox } => (image, sandbox.as_str()),
+        Error::Store(StoreError::InUse { image, sandbox }) => (image, sandbox.as_str()),
         _ => return error.into(),
     };
     if let Ok(Some(tree)) = Mounts::of(sandboxes).named(user) {
         let place = tree.place.display();
         return Failure::new(format!("image {image} is mounted on {place}"))
             .hint(format!("`mica umount {place}`"));
+    }
+    if user.starts_with(HELD) {
+        let served = format!("image {image} is in use by the process that serves its layers");
+        return Failure::new(served).hint("it ends by itself: try again later");
     }
     match user.strip_prefix("snapshot-") {
         Some(snapshot) => Failure::new(format!("image {image} is in use by snapshot `{snapshot}`"))

@@ -1,7 +1,5 @@
 //! Sandboxes restored from another one's memory. `scripts/test-kvm` runs these.
 
-#![allow(clippy::disallowed_macros, reason = "a test may print")]
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::FileExt;

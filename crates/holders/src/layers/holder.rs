@@ -216,8 +216,9 @@ impl Layers {
             let has_room = loop {
                 match listener.accept() {
                     Ok((client, _)) => {
-                        // It may have gone.
+                        // It may have gone, and have closed its files already.
                         let _ = self.give_to(&client);
+                        unpacking.get_or_insert_with(|| self.unpack());
                     }
                     Err(error) => break error.kind() == io::ErrorKind::WouldBlock,
                 }

@@ -143,7 +143,7 @@ pub enum Error {
     InUse {
         /// Manifest digest.
         image: Digest,
-        /// The sandbox's id.
+        /// The sandbox's id; that of a holder ([`HELD`](super::HELD)) if nothing else uses it.
         sandbox: String,
     },
 }

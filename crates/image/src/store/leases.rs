@@ -9,6 +9,9 @@ use super::durable;
 use super::error::{Error, Result};
 use micabox_oci::Digest;
 
+/// Beginning of the ids of processes that hold an image for sandboxes, and end after the last of these.
+pub const HELD: &str = "lower-";
+
 /// Name of the file in a sandbox's directory.
 const FILE: &str = "lease.json";
 

@@ -59,6 +59,7 @@ pub use images::ImageSummary;
 pub use layer_archive::LayerArchive;
 pub use layers::{Claim, Layer, LayerClaim, LayerRecord, PADDING, RecipeRecord};
 pub use lazy::{CompleteError, LazyClaim, LazyLayer, LazyRecord};
+pub use leases::HELD;
 pub use lock::Lock;
 pub use micabox_pack::Cache;
 pub use pack::{PackChoice, PackReport, Patience};

@@ -329,7 +329,7 @@ impl Store {
             .references
             .iter()
             .all(|reference| references.contains(reference));
-        if let (true, Some(sandbox)) = (last, image.sandboxes.first()) {
+        if let (true, Some(sandbox)) = (last, image.user()) {
             return Err(Error::InUse {
                 image: named.manifest,
                 sandbox: sandbox.clone(),
@@ -369,7 +369,7 @@ impl Store {
             (None, None) => Vec::new(),
         };
         if let Some(image) = image
-            && let Some(sandbox) = image.sandboxes.first()
+            && let Some(sandbox) = image.user()
             && image
                 .references
                 .iter()

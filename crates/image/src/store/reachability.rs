@@ -10,6 +10,7 @@ use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result};
 use super::image_record::ImageRecord;
+use super::leases::HELD;
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 
@@ -44,6 +45,12 @@ impl ImageEntry {
     /// Returns whether the image has a name or a sandbox.
     pub fn is_held(&self) -> bool {
         !self.references.is_empty() || !self.sandboxes.is_empty()
+    }
+
+    /// Returns a sandbox that uses it; a process that holds it for sandboxes only if there is nothing else.
+    pub fn user(&self) -> Option<&String> {
+        let users = self.sandboxes.iter();
+        users.min_by_key(|name| name.starts_with(HELD))
     }
 
     /// Returns its layers, without repetitions.

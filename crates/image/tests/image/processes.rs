@@ -4,7 +4,7 @@
 //! The other processes are this test binary again, directed by environment variables.
 
 use std::env;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -53,7 +53,6 @@ fn child() {
     let Ok(action) = env::var(ACTION) else { return };
     let store = Store::open(Path::new(&env::var_os(STORE).unwrap())).unwrap();
     println!("ready");
-    io::stdout().flush().unwrap();
     match &*action {
         "convert" => {
             let blob = std::fs::read(blob_path(&store)).unwrap();
@@ -75,7 +74,6 @@ fn child() {
                     "present"
                 }
             );
-            io::stdout().flush().unwrap();
             io::stdin().read_line(&mut String::new()).unwrap();
         }
         "pack" => {

@@ -1,5 +1,7 @@
 //! Does what needs an operation's streams: bytes, entries and archives.
 
+#![expect(clippy::disallowed_methods, reason = "standard streams lead to the agent here")]
+
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 
