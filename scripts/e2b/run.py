@@ -8,6 +8,9 @@ import signal
 import subprocess
 import sys
 
+# Seconds that only a hang takes.
+PATIENCE = 300
+
 
 class Server:
     """A server, of which several may follow each other at one address."""
@@ -25,7 +28,7 @@ class Server:
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(10)
+        self.process.wait(PATIENCE)
         assert self.process.stdout
         self.process.stdout.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import pathlib
 import shutil
@@ -14,7 +15,7 @@ import tempfile
 import textwrap
 import time
 import unittest
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator, Iterator
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 IMAGE = "sample"
@@ -48,14 +49,15 @@ def mica(*args: str) -> str:
 
 HOME = _store()
 
-from micabox import AsyncSandbox, Sandbox
+from micabox import AsyncSandbox, InUseException, Sandbox, images
 
 
-def free_port() -> int:
-    """A TCP port of this machine that nothing uses."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
+@contextlib.contextmanager
+def closed_port() -> Generator[int]:
+    """A TCP port of this machine on which nothing listens meanwhile."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 def make() -> Sandbox:
@@ -75,6 +77,27 @@ def wait_until(condition: Callable[[], bool]) -> None:
         if time.monotonic() > end:
             raise AssertionError(f"not so after {PATIENCE} s")
         time.sleep(0.01)
+
+
+def limits(seconds: float) -> Iterator[float]:
+    """Ever longer limits of time, for what is to begin in it."""
+    while seconds < PATIENCE:
+        yield seconds
+        seconds *= 2
+    raise AssertionError(f"not begun in {PATIENCE} s")
+
+
+def remove_image(image: str) -> None:
+    """Removes an image once nothing uses it: its first sandbox may end before its layers are unpacked."""
+
+    def is_removed() -> bool:
+        try:
+            images.remove(image)
+        except InUseException:
+            return False
+        return True
+
+    wait_until(is_removed)
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -102,8 +125,11 @@ def python(program: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 def children(pid: int) -> set[str]:
     """Processes that a process has started."""
-    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
-    return {child for task in tasks for child in task.read_text().split()}
+    found = set[str]()
+    for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            found.update(task.read_text().split())
+    return found
 
 
 class SandboxTest(unittest.TestCase):

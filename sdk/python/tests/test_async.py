@@ -42,8 +42,11 @@ class AsyncTest(AsyncSandboxTest):
             await self.box.commands.run("exec sleep 60", timeout=0.2)
 
     async def test_many_commands_run_at_once(self) -> None:
-        work = (self.box.commands.run(f"sleep 0.5; echo {number}") for number in range(20))
-        results = await asyncio.wait_for(asyncio.gather(*work), 8)
+        # Each waits for all others.
+        await self.box.files.make_dir("/met")
+        meet = "touch /met/$N; while [ $(ls /met | wc -l) -lt 20 ]; do sleep 0.02; done; echo $N"
+        work = (self.box.commands.run(meet, envs={"N": str(number)}) for number in range(20))
+        results = await asyncio.wait_for(asyncio.gather(*work), PATIENCE)
         self.assertEqual([result.stdout for result in results], [f"{n}\n" for n in range(20)])
 
     async def test_a_command_in_the_background(self) -> None:
@@ -60,9 +63,11 @@ class AsyncTest(AsyncSandboxTest):
 
     async def test_callbacks_are_called_without_a_handle(self) -> None:
         seen: asyncio.Queue[str] = asyncio.Queue()
-        await self.box.commands.run("sleep 0.1; echo a", background=True, on_stdout=seen.put)
+        waits = "while [ ! -e /go ]; do sleep 0.02; done; echo a"
+        await self.box.commands.run(waits, background=True, on_stdout=seen.put)
         gc.collect()
-        self.assertEqual(await asyncio.wait_for(seen.get(), 5), "a\n")
+        await self.box.files.write("/go", "")
+        self.assertEqual(await asyncio.wait_for(seen.get(), PATIENCE), "a\n")
         handle = await self.box.commands.run("exit 3", background=True, on_stdout=seen.put)
         with self.assertRaises(CommandExitException):
             await handle.wait()
@@ -109,12 +114,12 @@ class AsyncTest(AsyncSandboxTest):
         watch = await self.box.files.watch_dir("/tmp", events.put, ends.put)
         self.assertIsInstance(watch, AsyncWatchHandle)
         await self.box.files.write("/tmp/new", "")
-        event = await asyncio.wait_for(events.get(), 5)
+        event = await asyncio.wait_for(events.get(), PATIENCE)
         self.assertEqual(event, FilesystemEvent("new", FilesystemEventType.CREATE))
         await watch.stop()
         await self.box.files.watch_dir("/tmp", events.put, ends.put)
         await self.box.kill()
-        end = await asyncio.wait_for(ends.get(), 5)
+        end = await asyncio.wait_for(ends.get(), PATIENCE)
         self.assertIsInstance(end, SandboxNotRunningException)
 
     async def test_a_terminal(self) -> None:

@@ -1,20 +1,37 @@
 """Code that runs in a sandbox and keeps its state."""
 
+import asyncio
 import json
 import struct
 import subprocess
 import sys
 import threading
 import unittest
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib import resources
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from micabox import CommandStartException, GuestException, TimeoutException
 from micabox.code import ExecutionError, OutputMessage, Result, contexts
+from micabox.core.process import Process
 from micabox.protocol.replies import ReplyDecoder
 
-from .support import SandboxTest
+from .support import PATIENCE, AsyncSandboxTest, SandboxTest
+
+DRIVER = resources.files("micabox.code").joinpath("driver.py").read_text()
+
+
+@contextmanager
+def late_driver() -> Generator[None]:
+    """Interpreters that are made meanwhile read no code while there is a file `/late`."""
+    reads = "        request = json.loads("
+    waits = "        while os.path.exists('/late'):\n            select.select([], [], [], 0.01)\n"
+    source = Mock()
+    source.files().joinpath().read_text.return_value = DRIVER.replace(reads, waits + reads)
+    with patch.object(contexts, "resources", source):
+        yield
 
 
 class CodeTest(SandboxTest):
@@ -95,12 +112,12 @@ class CodeTest(SandboxTest):
             "null = os.open('/dev/null', os.O_WRONLY); os.dup2(null, 1); os.dup2(null, 2)\n"
             "print('unheard'); os.system('echo unheard')\n'done'"
         )
-        self.assertIsNone(self.box.run_code(closing, context="closing", timeout=20).error)
-        self.assertEqual(self.box.run_code("1 + 1", context="closing", timeout=20).text, "2")
-        done = self.box.run_code(redirecting, context="redirecting", timeout=20)
+        self.assertIsNone(self.box.run_code(closing, context="closing", timeout=PATIENCE).error)
+        self.assertEqual(self.box.run_code("1 + 1", context="closing", timeout=PATIENCE).text, "2")
+        done = self.box.run_code(redirecting, context="redirecting", timeout=PATIENCE)
         self.assertEqual((done.text, "".join(done.logs.stdout)), ("'done'", "before\n"))
         with self.assertRaises(GuestException):
-            self.box.run_code("os.closerange(0, 99)", context="redirecting", timeout=20)
+            self.box.run_code("os.closerange(0, 99)", context="redirecting", timeout=PATIENCE)
 
     def test_an_interpreter_that_had_to_be_killed_is_made_anew(self) -> None:
         deaf = "import signal, time; signal.signal(signal.SIGINT, lambda *_: None)\ntime.sleep(60)"
@@ -110,9 +127,34 @@ class CodeTest(SandboxTest):
 
     def test_code_that_takes_too_long_is_interrupted_and_state_stays(self) -> None:
         self.box.run_code("kept = 1")
-        with self.assertRaises(TimeoutException):
+        with patch.object(contexts, "_GRACE", PATIENCE), self.assertRaises(TimeoutException):
             self.box.run_code("while True: pass", timeout=0.3)
         self.assertEqual(self.box.run_code("kept").text, "1")
+
+    def test_code_that_is_read_after_its_time_is_interrupted_and_state_stays(self) -> None:
+        interrupt = contexts.Interpreter._interrupt  # pyright: ignore[reportPrivateUsage]
+
+        async def interrupted(interpreter: contexts.Interpreter) -> None:
+            await interrupt(interpreter)
+            if self.box.files.exists("/late"):
+                self.box.files.remove("/late")
+
+        with late_driver():
+            self.box.run_code("kept = 1", context="late")
+        self.box.files.write("/late", "")
+        with (
+            patch.object(contexts, "_GRACE", PATIENCE),
+            patch.object(contexts.Interpreter, "_interrupt", interrupted),
+            self.assertRaises(TimeoutException),
+        ):
+            self.box.run_code("while True: pass", context="late", timeout=0.1)
+        self.assertEqual(self.box.run_code("kept", context="late").text, "1")
+
+    def test_code_that_cleans_up_is_interrupted_once(self) -> None:
+        code = "import time\ntry: time.sleep(1000)\nfinally: time.sleep(0.5); cleaned = 1"
+        with patch.object(contexts, "_GRACE", PATIENCE), self.assertRaises(TimeoutException):
+            self.box.run_code(code, context="cleaning", timeout=0.3)
+        self.assertEqual(self.box.run_code("cleaned", context="cleaning").text, "1")
 
     def test_contexts_run_at_the_same_time(self) -> None:
         def wait() -> None:
@@ -121,7 +163,7 @@ class CodeTest(SandboxTest):
         thread = threading.Thread(target=wait)
         thread.start()
         self.box.run_code("open('/go', 'w').close()", context="second")
-        thread.join(10)
+        thread.join(PATIENCE)
         self.assertFalse(thread.is_alive())
 
     def test_values_that_cannot_be_shown_are_errors_of_the_code(self) -> None:
@@ -157,6 +199,30 @@ class CodeTest(SandboxTest):
             self.box.commands.run("mv /usr/bin/not-python3 /usr/bin/python3")
 
 
+class AsyncCodeTest(AsyncSandboxTest):
+    async def test_code_that_is_read_after_it_was_given_up_is_interrupted(self) -> None:
+        written = asyncio.Event()
+        write = Process.write
+
+        async def noted(process: Process, data: bytes) -> bool:
+            done = await write(process, data)
+            written.set()
+            return done
+
+        with late_driver():
+            await self.box.run_code("kept = 1")
+        await self.box.files.write("/late", "")
+        with patch.object(Process, "write", noted):
+            running = asyncio.create_task(self.box.run_code("while True: pass"))
+            await written.wait()
+        running.cancel()
+        with self.assertRaises(asyncio.CancelledError):
+            await running
+        await self.box.files.remove("/late")
+        execution = await asyncio.wait_for(self.box.run_code("kept"), PATIENCE)
+        self.assertEqual(execution.text, "1")
+
+
 class DriverTest(unittest.TestCase):
     def test_a_request_that_is_no_code_is_answered(self) -> None:
         requests: list[dict[str, Any]] = [
@@ -168,12 +234,11 @@ class DriverTest(unittest.TestCase):
             {"request": 6, "code": "1", "envs": {}},
         ]
         bodies = [json.dumps(one).encode() for one in requests]
-        driver = resources.files("micabox.code").joinpath("driver.py").read_text()
         done = subprocess.run(
-            [sys.executable, "-c", driver],
+            [sys.executable, "-c", DRIVER],
             input=b"".join(struct.pack("<I", len(body)) + body for body in bodies),
             stdout=subprocess.PIPE,
-            timeout=30,
+            timeout=PATIENCE,
             check=True,
         )
         said = [(one["request"], one["type"]) for one in ReplyDecoder().feed(done.stdout)]

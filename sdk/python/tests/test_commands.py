@@ -183,6 +183,8 @@ class CommandsTest(SandboxTest):
         handle = self.box.commands.run(
             "echo before; read a; echo $a; read b; echo $b; exit 5", background=True, stdin=True
         )
+        # Before there is another client: each gets what is written from then on.
+        self.assertEqual(next(iter(handle)), ("before\n", None, None))
         other = Sandbox.connect(self.box.sandbox_id)
         # The first handle has the stdin.
         watching = other.commands.connect(handle.pid)
@@ -214,7 +216,7 @@ class CommandsTest(SandboxTest):
         wait_until(lambda: not sleeping())
 
     def test_any_process_can_be_killed_by_its_pid(self) -> None:
-        pid = self.box.commands.run("exec sleep 60", background=True).pid
+        pid = self.box.commands.run(["sleep", "60"], background=True).pid
         gc.collect()
         (process,) = [one for one in self.box.commands.list() if one.pid == pid]
         self.assertEqual((process.cmd, process.uid), ("sleep 60", 0))

@@ -5,7 +5,7 @@ import unittest
 
 from micabox import Change, Sandbox, images, snapshots
 
-from .support import IMAGE
+from .support import IMAGE, remove_image
 
 
 class MachineTest(unittest.TestCase):
@@ -33,4 +33,4 @@ class MachineTest(unittest.TestCase):
         self.assertEqual(snapshots.list(), [])
         with Sandbox.create("committed", backend="host", user="root", workdir="/") as box:
             self.assertEqual(box.files.read("/added"), "1")
-        images.remove("committed")
+        remove_image("committed")

@@ -247,7 +247,7 @@ if os.fork() == 0:
             for _ in range(20):
                 handle.send_stdin("x" * 100_000)
             handle.close_stdin()
-            waiter.join(10)
+            waiter.join(PATIENCE)
             self.assertEqual([len(text) for text in waited], [2_000_000])
 
     def test_a_request_fails_when_mica_serve_is_killed_and_the_next_makes_another(self) -> None:
@@ -327,7 +327,11 @@ if os.fork() == 0:
             MAKE
             + """
 import signal, threading
-threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+def interrupt():
+    while not box.files.exists("/begun"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
 try:
     box.commands.run("echo begun >/begun; exec sleep 1061")
 except KeyboardInterrupt:

@@ -7,12 +7,12 @@ import contextlib
 import io
 import itertools
 import pathlib
+import re
 import socket
 import subprocess
 import tempfile
+import threading
 import unittest
-import urllib.error
-import urllib.request
 from collections.abc import Generator
 
 from micabox import (
@@ -30,48 +30,40 @@ from micabox import (
 )
 
 from .archive import one_file
-from .support import IMAGE, PATIENCE, children, free_port, mica, until, wait_until
+from .support import IMAGE, children, closed_port, mica, remove_image, until, wait_until
 
 # Longer than the windows of the protocol.
 BIG = bytes(range(256)) * 10_000
 
 CONFIGURATION = """
 version: 0.1
-log: {{level: error}}
+log: {{level: info, accesslog: {{disabled: true}}}}
 storage: {{filesystem: {{rootdirectory: {root}}}}}
-http: {{addr: "127.0.0.1:{port}"}}
+http: {{addr: "127.0.0.1:0"}}
 """
 
 
 @contextlib.contextmanager
 def registry() -> Generator[str]:
     """A real registry on loopback; its name."""
-    port = free_port()
     with tempfile.TemporaryDirectory() as place:
         configuration = pathlib.Path(place, "config.yml")
-        configuration.write_text(CONFIGURATION.format(root=place, port=port))
-        process = subprocess.Popen(
-            ["docker-registry", "serve", str(configuration)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            _wait(f"http://127.0.0.1:{port}/v2/")
-            yield f"localhost:{port}"
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _wait(address: str) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-    def answers() -> bool:
-        with contextlib.suppress(urllib.error.URLError), opener.open(address, timeout=PATIENCE):
-            return True
-        return False
-
-    wait_until(answers)
+        configuration.write_text(CONFIGURATION.format(root=place))
+        command = ["docker-registry", "serve", str(configuration)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            log = process.stderr
+            assert log
+            # It would wait for its log to be read.
+            reader = threading.Thread(target=log.read)
+            try:
+                said = (re.search(r"listening on [\d.]+:(\d+)", line) for line in log)
+                port = next(filter(None, said))[1]
+                reader.start()
+                yield f"localhost:{port}"
+            finally:
+                process.kill()
+                if reader.ident:
+                    reader.join()
 
 
 def names() -> list[str]:
@@ -110,7 +102,7 @@ class ImagesTest(unittest.TestCase):
             self.assertNotIn(f"{name}/mine:1", names())
 
     def test_a_pull_tells_how_far_it_is(self) -> None:
-        images.load(one_file("big", BIG), name="pushed")
+        images.load(one_file("told", BIG), name="pushed")
         told: list[PullProgress] = []
         with registry() as host:
             name = f"{host}/mine:2"
@@ -130,14 +122,14 @@ class ImagesTest(unittest.TestCase):
             def fail(progress: PullProgress) -> None:
                 raise InUseException(progress.phase)
 
-            images.remove(name)
-            before = mica("ps", "--quiet")
+            remove_image(name)
+            before = set(mica("ps", "--quiet").split())
             with self.assertRaisesRegex(InUseException, "resolving"):
                 Sandbox.create(name, backend="host", net="none", on_progress=fail)
             # What nothing waits for any more is given up.
-            wait_until(lambda: mica("ps", "--quiet") == before)
+            wait_until(lambda: set(mica("ps", "--quiet").split()) <= before)
             if name in names():
-                images.remove(name)
+                remove_image(name)
             commands = children(server.running().pid)
             with self.assertRaisesRegex(InUseException, "resolving"):
                 images.pull(name, on_progress=fail)
@@ -145,14 +137,15 @@ class ImagesTest(unittest.TestCase):
 
     def test_a_pull_that_fails_says_why_and_what_it_tried(self) -> None:
         notices: list[str] = []
-        with self.assertRaises(SandboxException) as raised:
-            images.pull(f"localhost:{free_port()}/x", on_notice=notices.append)
-        self.assertIn("cannot connect", str(raised.exception))
-        self.assertIn("trying again", notices[0])
         told: list[PullProgress] = []
-        address = f"localhost:{free_port()}/x"
-        with self.assertRaisesRegex(SandboxException, "cannot connect"):
-            images.pull(address, on_notice=notices.append, on_progress=told.append)
+        with closed_port() as port:
+            with self.assertRaisesRegex(SandboxException, "cannot connect"):
+                images.pull(f"localhost:{port}/x", on_notice=notices.append)
+            self.assertIn("trying again", notices[0])
+            with self.assertRaisesRegex(SandboxException, "cannot connect"):
+                images.pull(
+                    f"localhost:{port}/x", on_notice=notices.append, on_progress=told.append
+                )
         self.assertIn("trying again", notices[-2])
         self.assertEqual({progress.phase for progress in told}, {"resolving"})
 
@@ -198,8 +191,8 @@ class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
         await store.load(archive, name="loaded")
         for name in ("by-asyncio", "loaded", "small"):
             await store.remove(name)
-        with self.assertRaises(SandboxException):
-            await store.pull(f"localhost:{free_port()}/x")
+        with closed_port() as port, self.assertRaises(SandboxException):
+            await store.pull(f"localhost:{port}/x")
         with self.assertRaises(SandboxException):
             await store.push("nonesuch")
         await disks.create("disk", "64m")
@@ -212,7 +205,7 @@ class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
 
     async def test_a_pull_tells_how_far_it_is(self) -> None:
         store = AsyncImages()
-        await store.load(one_file("big", BIG), name="pushed")
+        await store.load(one_file("told by asyncio", BIG), name="pushed")
         told: list[PullProgress] = []
 
         async def tell(progress: PullProgress) -> None:
@@ -231,7 +224,7 @@ class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
                 name, backend="host", net="none", on_progress=tell
             ):
                 assert_is_a_pull(self, told)
-            await store.remove(name)
+            await asyncio.to_thread(remove_image, name)
 
     async def test_a_cancelled_pull_is_ended(self) -> None:
         with socket.socket() as silent:
@@ -240,8 +233,11 @@ class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
             pull = AsyncImages().pull(f"localhost:{silent.getsockname()[1]}/x")
             before = children(server.running().pid)
             task = asyncio.create_task(pull)
-            while not children(server.running().pid) - before:
-                await asyncio.sleep(0.01)
+
+            async def is_asked() -> bool:
+                return bool(children(server.running().pid) - before)
+
+            await until(is_asked)
             task.cancel()
             with self.assertRaises(asyncio.CancelledError):
                 await task

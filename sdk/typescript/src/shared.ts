@@ -3,11 +3,12 @@
 import { SandboxError } from "./errors.js";
 import { connectOwner, type Owner, type OwnerConnection } from "./owner.js";
 
-/** Milliseconds after which a connection without requests is closed: nothing tells when a sandbox's object is gone. */
-const IDLE = 10_000;
-
-/** Most connections without requests, as a process has a limit of descriptors. Each worker thread has its own. */
-const MOST_IDLE = 64;
+export const LIMITS = {
+  /** Milliseconds after which a connection without requests is closed: nothing tells when a sandbox's object is gone. */
+  idle: 10_000,
+  /** Most connections without requests, as a process has a limit of descriptors. Each worker thread has its own. */
+  count: 64,
+};
 
 /** They, the least recently used first. */
 const idle = new Set<OwnerConnection>();
@@ -70,8 +71,8 @@ export class Shared {
     made.socket.unref();
     if (made.connection.isOver) return;
     idle.add(made);
-    if (idle.size > MOST_IDLE) [...idle][0]?.connection.close();
-    this.#timer ??= setTimeout(() => this.#closeIdle(), IDLE).unref();
+    if (idle.size > LIMITS.count) [...idle][0]?.connection.close();
+    this.#timer ??= setTimeout(() => this.#closeIdle(), LIMITS.idle).unref();
     this.#timer.refresh();
   }
 

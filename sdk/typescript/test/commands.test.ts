@@ -5,7 +5,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 
 import { CancelledError, CommandExitError, CommandStartError, DisconnectedError } from "../src/index.js";
 import { InvalidArgumentError, NotFoundError, Sandbox, TimeoutError } from "../src/index.js";
-import type { CommandHandle, CommandStartOptions, Output } from "../src/index.js";
+import type { CommandHandle, CommandStartOptions, Output, ProcessInfo } from "../src/index.js";
 import { hostBox, noise, until } from "./support.js";
 
 let box: Sandbox;
@@ -132,7 +132,8 @@ test("a reader that stops holds output back, and not the end", async () => {
   const killed = await unread(await start("yes"));
   assert.equal(await killed.kill(), true);
   await assert.rejects(killed.wait(), { exitCode: 137 });
-  await assert.rejects((await unread(await start("yes", { timeoutMs: 200 }))).wait(), TimeoutError);
+  // Its time may be over before it has written.
+  await assert.rejects(async () => (await unread(await start("yes", { timeoutMs: 200 }))).wait(), TimeoutError);
   const canceller = new AbortController();
   const cancelled = (await unread(await start("yes", { signal: canceller.signal }))).wait();
   canceller.abort();
@@ -151,7 +152,11 @@ test("a callback that never settles does not hold up the end of what is killed",
   await killed.kill();
   await assert.rejects(killed.wait(), { exitCode: 137 });
   await assert.rejects((await box.commands.run("yes", { ...stuck, timeoutMs: 100 })).wait(), TimeoutError);
-  await assert.rejects((await box.commands.run("yes", { ...stuck, signal: AbortSignal.timeout(100) })).wait(), CancelledError);
+  const canceller = new AbortController();
+  const cancelled = await box.commands.run("yes", { ...stuck, signal: canceller.signal });
+  await until("it has written", () => cancelled.stdout.length > 0);
+  canceller.abort();
+  await assert.rejects(cancelled.wait(), CancelledError);
   // Of one that has ended, `wait` waits for its callbacks until it is told not to.
   const ended = await box.commands.run("echo", stuck);
   await until("it has ended", () => ended.exitCode === 0);
@@ -192,10 +197,12 @@ test("an abort after the end changes nothing", async () => {
   canceller.abort();
   assert.equal((await handle.wait()).stdout, "done\n");
   const other = new AbortController();
-  const left = await box.commands.run("sleep 0.3; echo on", { background: true, signal: other.signal });
+  const waits = "while [ ! -e /tmp/go-on ]; do sleep 0.02; done; echo on";
+  const left = await box.commands.run(waits, { background: true, signal: other.signal });
   const again = await box.commands.connect(left.pid);
   await left.disconnect();
   other.abort();
+  await box.files.write("/tmp/go-on", "");
   assert.equal((await again.wait()).stdout, "on\n");
 });
 
@@ -204,19 +211,32 @@ test("both streams are read one after the other, or by several at once", async (
   const [stdout, stderr] = [handle.readable("stdout"), handle.readable("stderr")];
   assert.equal((await new Response(stdout).text()).length, 108_894);
   assert.equal((await new Response(stderr).text()).length, 108_894);
-  const slow = await box.commands.run("echo a; sleep 0.1; echo b", { background: true, capture: false });
+  const slow = await box.commands.run("echo a; read x; echo b", { background: true, capture: false, stdin: true });
   const outputs = slow[Symbol.asyncIterator]();
-  const nexts = await Promise.all([outputs.next(), outputs.next(), outputs.next()]);
+  const nexts = [outputs.next(), outputs.next(), outputs.next()];
+  await nexts[0];
+  await slow.sendStdin("\n");
   assert.deepEqual(
-    nexts.map(({ value }) => value && Buffer.from(value.data).toString()),
+    (await Promise.all(nexts)).map(({ value }) => value && Buffer.from(value.data).toString()),
     ["a\n", "b\n", undefined],
   );
 });
 
 test("text has all that was written", async () => {
   const seen: string[] = [];
-  const script = "printf '\\357\\273\\277a\\342'; sleep 0.1; printf '\\202'; sleep 0.1; printf '\\254\\342'";
-  const { stdout } = await box.commands.run(script, { onStdout: (text) => void seen.push(text) });
+  let pieces = 0;
+  const script = "printf '\\357\\273\\277a\\342'; read x; printf '\\202'; read x; printf '\\254\\342'";
+  const handle = await box.commands.run(script, {
+    background: true,
+    stdin: true,
+    onStdout: (text) => void seen.push(text),
+    onOutput: () => void (pieces += 1),
+  });
+  for (const piece of [1, 2]) {
+    await until(`piece ${piece} has come`, () => pieces === piece);
+    await handle.sendStdin("\n");
+  }
+  const { stdout } = await handle.wait();
   assert.deepEqual([stdout, seen], ["\ufeffa\u20ac\ufffd", ["\ufeffa", "\u20ac", "\ufffd"]]);
 });
 
@@ -271,8 +291,10 @@ test("a signal of the caller's cancels a command", async () => {
 test("processes are listed and killed", async () => {
   const handle = await box.commands.run(["sleep", "1234"], { background: true, user: "strata" });
   const uid = Number((await box.commands.run("id -u strata")).stdout);
-  const found = (await box.commands.list()).find(({ pid }) => pid === handle.pid);
-  assert.deepEqual([found?.cmd, found?.uid, found?.state], ["sleep 1234", uid, "S"]);
+  const listed = async (): Promise<ProcessInfo | undefined> => (await box.commands.list()).find(({ pid }) => pid === handle.pid);
+  await until("it sleeps", async () => (await listed())?.state === "S");
+  const found = await listed();
+  assert.deepEqual([found?.cmd, found?.uid], ["sleep 1234", uid]);
   assert.equal(await box.commands.kill(handle.pid), true);
   await assert.rejects(handle.wait(), { exitCode: 137 });
   assert.equal(await handle.kill(), false);

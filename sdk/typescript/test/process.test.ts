@@ -85,7 +85,7 @@ test("a process that is killed takes its sandboxes with it, but not those that i
   const [one = "", other = ""] = killed.stdout.trim().split(" ");
   await until("its sandbox is gone", async () => !(await listed()).has(one));
   const left = await Sandbox.connect(other);
-  assert.ok((await left.commands.list()).some(({ cmd }) => cmd === "sleep 1000"));
+  await until("its command goes on", async () => (await left.commands.list()).some(({ cmd }) => cmd === "sleep 1000"));
   assert.equal(await left.kill(), true);
 });
 

@@ -23,6 +23,8 @@ from micabox.protocol.replies import ReplyDecoder
 _MAX_REPLY = 256 << 20
 # How long an interrupted interpreter may take until it is killed.
 _GRACE = 5.0
+# When it is interrupted again: it drops an interrupt that comes before it has read what to run.
+_AGAIN = 0.1
 _FORMATS = ("text", "html", "markdown", "svg", "latex", "png", "jpeg")
 
 
@@ -41,6 +43,8 @@ class Interpreter:
         self._replies: list[dict[str, Any]] = []
         self._errors = bytearray()
         self._requests = 0
+        # Whether the last of them may go on.
+        self._is_running = False
 
     @classmethod
     async def start(cls, commands: Commands) -> Interpreter:
@@ -83,35 +87,56 @@ class Interpreter:
         heard: Callable[[Execution, dict[str, Any]], Any],
     ) -> Execution:
         """Runs code; `heard` is told each reply."""
+        execution = Execution()
+        deadline = time.monotonic() + timeout if timeout else None
+        # What its caller has given up may go on.
+        if await self._interrupt_to_the_end(deadline):
+            await self._ask(code, envs)
+            try:
+                while reply := await self._next(deadline):
+                    if reply.get("type") == "end":
+                        execution.execution_count = int(reply["count"])
+                        return execution
+                    await tell(lambda reply: heard(execution, reply), reply)
+            except BaseException:
+                await self._interrupt()
+                raise
+        if not await self._interrupt_to_the_end(time.monotonic() + _GRACE):
+            self.process.close()
+        raise TimeoutException(f"the code was interrupted after {timeout:g} s", kind="timed_out")
+
+    async def _ask(self, code: str, envs: dict[str, str]) -> None:
         self._requests += 1
         request = {"request": self._requests, "code": code, "envs": envs}
         body = json.dumps(request).encode()
-        execution = Execution()
-        deadline = time.monotonic() + timeout if timeout else None
         try:
             await self.process.write(struct.pack("<I", len(body)) + body)
         except BaseException:
             self.process.close()  # a part of a request may be with it
             raise
-        try:
-            while reply := await self._reply(deadline):
-                if reply.get("request") != self._requests:
-                    continue  # of one that was interrupted
-                if reply.get("type") == "end":
-                    execution.execution_count = int(reply["count"])
-                    return execution
-                await tell(lambda reply: heard(execution, reply), reply)
-        except BaseException:
+        self._is_running = True
+
+    async def _next(self, deadline: float | None) -> dict[str, Any] | None:
+        """The next reply to the last request; None after the deadline."""
+        while reply := await self._reply(deadline):
+            if reply.get("request") == self._requests:
+                self._is_running = reply.get("type") != "end"
+                return reply
+        return None
+
+    async def _interrupt_to_the_end(self, deadline: float | None) -> bool:
+        """Interrupts what runs until it has ended; False if it has not at the deadline."""
+        while self._is_running:
             await self._interrupt()
-            raise
-        await self._interrupt()
-        until = time.monotonic() + _GRACE
-        while reply := await self._reply(until):
-            if reply.get("type") == "end" and reply.get("request") == self._requests:
+            again = time.monotonic() + _AGAIN
+            again = again if deadline is None else min(again, deadline)
+            while await self._next(again):
+                if not self._is_running or time.monotonic() > again:
+                    break
+            # Looked at last: what has come until then counts.
+            if deadline is not None and time.monotonic() > deadline:
                 break
-        else:
-            self.process.close()
-        raise TimeoutException(f"the code was interrupted after {timeout:g} s", kind="timed_out")
+        return not self._is_running
 
     async def _interrupt(self) -> None:
         await self.process.request({"type": "signal", "signal": 2})

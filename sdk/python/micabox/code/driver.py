@@ -114,7 +114,9 @@ class Interpreter:
         signal.signal(signal.SIGINT, self.interrupt)
 
     def interrupt(self, *_):
+        # Once for each request: clients repeat it, since one that comes before the code is dropped.
         if self.is_running:
+            self.is_running = False
             raise KeyboardInterrupt
 
     def value(self, code):

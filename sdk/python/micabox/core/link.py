@@ -161,6 +161,8 @@ class Link:
 
     def end(self, number: int) -> None:
         """Forgets a request that is over."""
+        if number not in self._requests:
+            return  # what has received its end has done so
         with self._guard:
             if not self._requests.pop(number, None) or self._requests:
                 return

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from micabox import AsyncSandbox
+from tests.support import until
 
 
-async def gone(sandbox: AsyncSandbox, *commands: str) -> bool:
-    """Whether processes with these commands end, which takes a moment after they were killed."""
-    for _ in range(100):
-        if not {one.cmd for one in await sandbox.commands.list()} & set(commands):
-            return True
-        await asyncio.sleep(0.05)
-    return False
+async def wait_until_gone(sandbox: AsyncSandbox, *commands: str) -> None:
+    """Waits until processes with these commands have ended, which takes a moment after they were killed."""
+
+    async def is_so() -> bool:
+        return not {one.cmd for one in await sandbox.commands.list()} & set(commands)
+
+    await until(is_so)

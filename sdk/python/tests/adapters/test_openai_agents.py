@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -26,6 +29,7 @@ from agents.sandbox.sandboxes.unix_local import (
     UnixLocalSandboxClient,
     UnixLocalSandboxClientOptions,
 )
+from agents.sandbox.session.pty_types import PtyExecUpdate
 from agents.sandbox.session.sandbox_session import SandboxSession
 from agents.sandbox.snapshot import SnapshotSpec
 from agents.testing import ScriptedModel, assistant_message, function_call
@@ -36,8 +40,8 @@ from micabox.adapters.openai_agents import (
     MicaboxSandboxClientOptions,
     MicaboxSandboxSessionState,
 )
-from tests.adapters.processes import gone
-from tests.support import IMAGE
+from tests.adapters.processes import wait_until_gone
+from tests.support import IMAGE, PATIENCE, until, wait_until
 
 set_tracing_disabled(True)
 ON_HOST = {"backend": "host", "user": "root", "workdir": "/"}
@@ -196,7 +200,7 @@ async def test_commands_run_in_the_sandbox(session: SandboxSession) -> None:
     assert (await session.exec("id -un", user="www-data")).stdout == b"www-data\n"
     with pytest.raises(ExecTimeoutError):
         await session.exec("sleep 77 & sleep 78", timeout=1)
-    assert await gone(inner.sandbox, "sleep 77", "sleep 78")
+    await wait_until_gone(inner.sandbox, "sleep 77", "sleep 78")
     assert (await session.exec("nothing", shell=False)).exit_code == 127
 
 
@@ -211,7 +215,7 @@ async def test_links_do_not_lead_out_of_the_workspace(session: SandboxSession) -
 async def test_an_agent_s_tools_work_in_the_sandbox() -> None:
     commands = ["python3 src/b.py; cat a.txt; exit 3", "sleep 0.4; uname -s"]
     calls: list[Any] = [
-        [function_call("exec_command", {"cmd": one, "yield_time_ms": 5000}, call_id=one)]
+        [function_call("exec_command", {"cmd": one, "yield_time_ms": 30_000}, call_id=one)]
         for one in commands
     ]
     model = ScriptedModel([*calls, [assistant_message("done")]])
@@ -225,24 +229,42 @@ async def test_an_agent_s_tools_work_in_the_sandbox() -> None:
     assert not Sandbox.list()
 
 
+async def told(
+    session: SandboxSession, update: PtyExecUpdate, said: bytes | None = None
+) -> PtyExecUpdate:
+    """What is told of a command until it has written this, or has ended."""
+    output = update.output
+    while update.process_id is not None and (said is None or said not in output):
+        update = await session.pty_write_stdin(
+            session_id=update.process_id, chars="", yield_time_s=5
+        )
+        output += update.output
+    assert said is None or said in output
+    return dataclasses.replace(update, output=output)
+
+
 async def test_a_command_goes_on_while_the_model_does_something_else(
     session: SandboxSession,
 ) -> None:
     begun = await session.pty_exec_start(
         "echo name?; read n; echo hello $n", tty=True, yield_time_s=0.5
     )
-    assert begun.process_id is not None and begun.exit_code is None and b"name?" in begun.output
-    ended = await session.pty_write_stdin(
-        session_id=begun.process_id, chars="you\n", yield_time_s=5
-    )
+    number = begun.process_id
+    assert number is not None
+    begun = await told(session, begun, b"name?")
+    assert (begun.process_id, begun.exit_code) == (number, None)
+    ended = await session.pty_write_stdin(session_id=number, chars="you\n", yield_time_s=5)
+    ended = await told(session, ended)
     assert (ended.process_id, ended.exit_code) == (None, 0) and b"hello you" in ended.output
-    quick = await session.pty_exec_start("echo out; echo err >&2; exit 4")
-    assert (quick.process_id, quick.output, quick.exit_code) == (None, b"out\nerr\n", 4)
+    quick = await told(session, await session.pty_exec_start("echo out; echo err >&2; exit 4"))
+    assert (quick.process_id, quick.exit_code) == (None, 4)
+    assert sorted(quick.output.splitlines()) == [b"err", b"out"]
     loud = await session.pty_exec_start("yes & sleep 77", yield_time_s=0.5)
-    assert loud.process_id is not None and b"y\n" in loud.output
+    loud = await told(session, loud, b"y\n")
+    assert loud.process_id is not None
     await session.pty_terminate_all()
     inner: Any = session._inner
-    assert await gone(inner.sandbox, "yes", "sleep 77")
+    await wait_until_gone(inner.sandbox, "yes", "sleep 77")
 
 
 async def test_ports_are_this_machine_s() -> None:
@@ -251,8 +273,17 @@ async def test_ports_are_this_machine_s() -> None:
         server = await session.pty_exec_start("python3 -m http.server 8000", yield_time_s=1)
         assert server.process_id is not None
         end = await session.resolve_exposed_port(8000)
-        page = urllib.request.urlopen(end.url_for("http") + "a.txt", timeout=30)  # noqa: ASYNC210
-        assert page.read() == b"one\n"
+        address = end.url_for("http") + "a.txt"
+
+        def is_served() -> bool:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(address, timeout=PATIENCE) as page,
+            ):
+                return bool(page.read() == b"one\n")
+            return False
+
+        await asyncio.to_thread(wait_until, is_served)
 
 
 async def test_a_workspace_goes_on_in_another_sandbox(tmp_path: Path) -> None:
@@ -284,8 +315,12 @@ async def test_a_sandbox_that_is_kept_goes_on() -> None:
     async with again:
         inner: Any = again._inner
         assert inner.sandbox.sandbox_id == left.sandbox_id
-        commands = [one.cmd for one in await inner.sandbox.commands.list()]
-        assert "sleep 601" in commands and "sleep 600" not in commands
+        await wait_until_gone(inner.sandbox, "sleep 600")
+
+        async def is_on() -> bool:
+            return "sleep 601" in [one.cmd for one in await inner.sandbox.commands.list()]
+
+        await until(is_on)
         assert text(await again.read(Path("a.txt"))) == "one\n"
     await client.delete(again)
     assert not Sandbox.list()
