@@ -26,6 +26,9 @@ use crate::e2b::token;
 /// How long an interrupted interpreter may take until it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// Time between two interrupts of the same code.
+const AGAIN: Duration = Duration::from_millis(100);
+
 /// The contexts of all sandboxes, by the sandboxes' IDs.
 #[derive(Debug, Default)]
 pub struct Contexts(Mutex<HashMap<String, Vec<Arc<Context>>>>);
@@ -287,14 +290,19 @@ async fn unless_left<T>(
     }
 }
 
-/// Interrupts code. Fails if it does not end.
+/// Interrupts code until it ends: an interpreter that has not read it yet ignores that. Fails if it does not end.
 async fn give_up(interpreter: &mut Interpreter, number: u64) -> Result<(), Problem> {
-    interpreter.interrupt();
+    let mut again = tokio::time::interval(AGAIN);
     let rest = async {
         loop {
-            let (reply, _) = interpreter.next().await?;
-            if reply.request == Some(number) && reply.kind == "end" {
-                return Ok(());
+            tokio::select! {
+                _ = again.tick() => interpreter.interrupt(),
+                reply = interpreter.next() => {
+                    let (reply, _) = reply?;
+                    if reply.request == Some(number) && reply.kind == "end" {
+                        return Ok(());
+                    }
+                }
             }
         }
     };
