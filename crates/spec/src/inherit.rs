@@ -3,10 +3,22 @@
 //! The functions that take only a part name every setting, so that a new one is decided here before it compiles; one of the
 //! machine, in `machine.rs`.
 
+use std::path::PathBuf;
+
 use micabox_wire::Init;
 use serde::Serialize;
 
-use crate::{Command, Root, Setup, Spec, Transport, Upper};
+use crate::{Command, MountSource, Root, Setup, Spec, Transport, Upper};
+
+/// Returns that something mounted is on the machine where it was mounted; none if it is in the sandbox itself.
+fn of_its_machine(source: &MountSource) -> Option<&'static str> {
+    match source {
+        MountSource::Tmpfs(_) => None,
+        MountSource::Volume(_) => Some("a volume is mounted in it"),
+        MountSource::Image(_) => Some("another image is mounted in it"),
+        MountSource::Bind(_) => Some("a folder or a file of its machine is mounted in it"),
+    }
+}
 
 impl Spec {
     /// Returns what is saved with the machine of a start: what a copy may need to know of it. `transport` and `root` are
@@ -59,6 +71,55 @@ impl Spec {
             network: network.clone(),
             ..Self::default()
         }
+    }
+
+    /// Returns the settings with which a machine that was saved with these continues on another machine, or that another
+    /// one has sent: nothing in them names what is on this machine, or opens what is closed here.
+    ///
+    /// # Errors
+    /// What it has that is on the machine where it was saved.
+    pub fn elsewhere(&self) -> Result<Self, &'static str> {
+        let Self {
+            machine,
+            backend: _,      // what can restore it, or none
+            transport,       // the same devices
+            root,            // the same mounts
+            upper,           // the same disk, if it has one
+            setup,           // filesystems in its own memory
+            init,            // runs already
+            command,         // reattached if that is asked for
+            hostname: _,     // names one sandbox
+            stop_signal,     // of the command that runs
+            network,         // the same device; what was closed stays closed, and nothing is opened
+            vsock,           // only whether there is a device
+            expiry: _,       // counts from a sandbox's own creation
+            boot_timeout: _, // nothing boots
+            cold: _,         // nothing boots
+            auto_remove: _,  // an option of each copy
+            labels: _,       // an option of each copy
+        } = self;
+        match upper {
+            Upper::Tmpfs | Upper::Disk { .. } => {}
+            Upper::Folder { .. } => return Err("its changes are in a folder of its machine"),
+            Upper::InPlace => return Err("its changes are in its root disk"),
+        }
+        let sources = setup.mounts.iter().map(|mount| &mount.source);
+        if let Some(problem) = sources.filter_map(of_its_machine).next() {
+            return Err(problem);
+        }
+        Ok(Self {
+            machine: machine.copied(),
+            transport: *transport,
+            root: *root,
+            upper: upper.clone(),
+            setup: setup.clone(),
+            init: *init,
+            command: command.clone(),
+            stop_signal: *stop_signal,
+            network: network.elsewhere()?,
+            vsock: vsock.as_ref().map(|_| PathBuf::new()),
+            ..Self::default()
+        })
     }
 
     /// Returns the settings of a sandbox whose machine is saved as the template of this one's: without what is set up after
