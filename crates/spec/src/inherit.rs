@@ -325,6 +325,72 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_elsewhere_opens_and_names_nothing_of_either_machine() {
+        let mut original = all_set();
+        original.network = Network::User(UserNetwork {
+            allow: vec!["192.168.0.0/16".parse().unwrap()],
+            deny: vec!["10.0.0.0/8".parse().unwrap()],
+            resolvers: vec!["127.0.0.1:53".parse().unwrap()],
+            ..UserNetwork::default()
+        });
+        let elsewhere = original.elsewhere().unwrap();
+        assert_eq!(elsewhere.elsewhere(), Ok(elsewhere.clone()));
+        let Network::User(network) = &elsewhere.network else {
+            panic!("it has a network");
+        };
+        // What it might reach is narrower, and no private network is opened.
+        assert_eq!(network.narrower.allow, ["192.168.0.0/16".parse().unwrap()]);
+        assert_eq!(network.narrower.deny, ["10.0.0.0/8".parse().unwrap()]);
+        assert!(network.allow.is_empty() && network.resolvers.is_empty());
+        // The device stays, and leads nowhere.
+        assert_eq!(elsewhere.vsock, Some(PathBuf::new()));
+        assert_eq!(elsewhere.upper, original.upper);
+        assert_eq!(elsewhere.command, original.command);
+        assert_eq!((elsewhere.hostname, elsewhere.labels.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_machine_with_something_of_this_one_does_not_go_elsewhere() {
+        type Change = fn(&mut Spec);
+        let changes: [Change; 4] = [
+            |spec| spec.upper = Upper::InPlace,
+            |spec| {
+                spec.upper = Upper::Folder {
+                    path: "/home".into(),
+                }
+            },
+            |spec| {
+                let source = BindSource {
+                    source: "/home".into(),
+                    cached: false,
+                    alone: false,
+                };
+                spec.setup.mounts = vec![Mount {
+                    target: "/srv".into(),
+                    source: MountSource::Bind(source),
+                    read_only: true,
+                }];
+            },
+            |spec| {
+                let rules = Rules {
+                    allow: vec!["1.1.1.1/32".parse().unwrap()],
+                    ..Rules::default()
+                };
+                spec.network = Network::User(UserNetwork {
+                    allow: rules.allow.clone(),
+                    narrower: rules,
+                    ..UserNetwork::default()
+                });
+            },
+        ];
+        for change in changes {
+            let mut spec = all_set();
+            change(&mut spec);
+            assert!(spec.elsewhere().is_err());
+        }
+    }
+
+    #[test]
     fn a_machine_of_a_pool_is_given_to_sandboxes_that_need_nothing_before_its_start() {
         assert!(Spec::default().can_be_pooled());
         type Change = fn(&mut Spec, Spec);
