@@ -14,8 +14,8 @@ use micabox_program::failure::Failure;
 use micabox_program::{bars, settings};
 use micabox_spec::options::MachineOptions;
 use micabox_transfer::snapshot::{
-    ARTIFACT, Cargo, Offer, Part, SnapshotPushed, Source, SparseFile, Target, offer_blocking,
-    push_image_blocking, push_snapshot_blocking,
+    ARTIFACT, Cargo, CutFile, Offer, Part, SnapshotPushed, Source, SparseFile, Target,
+    offer_blocking, push_image_blocking, push_snapshot_blocking,
 };
 use micabox_transfer::{PullError, PullOptions, PullPolicy, PushOptions, pull_blocking};
 
@@ -77,14 +77,19 @@ pub fn push_snapshot(
         name,
         others: &others,
     };
-    let pushed = push_snapshot_blocking(&source, cargo, destination, options, progress())?;
+    let mut pushed = push_snapshot_blocking(&source, cargo, destination, options, progress())?;
     let place = Place {
         reference: destination.to_string(),
         manifest: pushed.manifest_digest.to_string(),
         pulled: false,
     };
+    let mut maps = std::mem::take(&mut pushed.maps);
+    let maps = [Part::Disk, Part::Memory].map(|part| {
+        let place = maps.iter().position(|(other, _)| *other == part);
+        place.map(|place| maps.swap_remove(place).1)
+    });
     // Without it, a later push finds fewer chunks.
-    let _: Result<(), micabox::Error> = sandboxes.note_snapshot_place(name, place);
+    let _: Result<(), micabox::Error> = sandboxes.note_snapshot_place(name, place, maps);
     Ok(pushed)
 }
 
@@ -149,14 +154,22 @@ pub fn pull_snapshot(
         pull_blocking(store, image, &options, progress())?;
     }
     let digest = *offer.digest();
-    let fetch = |landings| fetch(store, &offer, landings);
+    let here = sandboxes.snapshots()?;
+    let here = here.iter().flat_map(Snapshot::cut_files);
+    let here: Vec<_> = here.map(|(map, file)| CutFile { map, file }).collect();
+    let fetch = |landings| fetch(store, &offer, landings, here);
     let (snapshot, _) =
         sandboxes.arrived_snapshot(arriving, &name, image.as_ref(), &digest, fetch)?;
     Ok(snapshot)
 }
 
 /// Fills the files of a snapshot.
-fn fetch(store: &Store, offer: &Offer, landings: Landings) -> Result<(), Failure> {
+fn fetch(
+    store: &Store,
+    offer: &Offer,
+    landings: Landings,
+    here: Vec<CutFile>,
+) -> Result<(), Failure> {
     let refused = |problem: &str| micabox::Error::SnapshotRefused {
         name: offer.reference().familiar(),
         problem: problem.to_owned(),
@@ -168,6 +181,7 @@ fn fetch(store: &Store, offer: &Offer, landings: Landings) -> Result<(), Failure
             path: landing.path,
         },
         size: landing.size,
+        map: landing.map,
     };
     let disk = landings.disk.map(|disk| target(Part::Disk, disk));
     let memory = landings.memory.map(|memory| target(Part::Memory, memory));
@@ -183,7 +197,7 @@ fn fetch(store: &Store, offer: &Offer, landings: Landings) -> Result<(), Failure
         }
         _ => return Err(refused("its manifest has another machine than its config").into()),
     }
-    Ok(offer.fetch(store, targets)?)
+    Ok(offer.fetch(store, targets, here)?)
 }
 
 /// Finds the snapshot that a sandbox is to be made from: one that has the name, or else one that was pulled by it, or else

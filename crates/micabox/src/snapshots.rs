@@ -148,11 +148,16 @@ impl Sandboxes {
         Snapshots(self.as_ref()).arrive(arriving, name, image, manifest, fetch)
     }
 
-    /// Notes that a registry has a snapshot.
+    /// Notes that a registry has a snapshot, and keeps the maps of its disk and of its memory.
     ///
     /// # Errors
     /// [`Error::NoSuchSnapshot`], [`Error::State`].
-    pub fn note_snapshot_place(&self, name: &str, place: Place) -> Result<(), Error> {
-        Snapshots(self.as_ref()).note_place(name, place)
+    pub fn note_snapshot_place(
+        &self,
+        name: &str,
+        place: Place,
+        maps: [Option<Vec<u8>>; 2],
+    ) -> Result<(), Error> {
+        Snapshots(self.as_ref()).note_place(name, place, maps)
     }
 }

@@ -211,6 +211,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::network::Rules;
     use crate::{
         BackendChoice, BindSource, Expiry, Machine, Mount, MountSource, Network, UserNetwork,
         machine,

@@ -25,7 +25,7 @@ pub(super) const MEMORY: &str = "memory";
 const DESCRIPTION: &str = "machine.json";
 
 /// All files that a killed process may have left in a snapshot's directory.
-pub(super) const FILES: [&str; 4] = [DISK, MACHINE, MEMORY, DESCRIPTION];
+pub(super) const FILES: [&str; 6] = [DISK, MACHINE, MEMORY, DESCRIPTION, "disk.map", "memory.map"];
 
 /// Name of a template's list of the pages that its copies write to first.
 const TOUCHED: &str = "touched";

@@ -6,6 +6,7 @@
 //! sandboxes/snapshot-<name>/machine         processors and devices
 //! sandboxes/snapshot-<name>/memory          the machine's memory
 //! sandboxes/snapshot-<name>/machine.json    the machine's settings, for a restore
+//! sandboxes/snapshot-<name>/*.map           which chunks the disk and the memory are, if a registry has them
 //! sandboxes/snapshot-<name>/snapshot.json   the snapshot's record; written last, unless ephemeral
 //! sandboxes/snapshot-<name>/lock            locked (flock) while it is made
 //! sandboxes/snapshot-<name>/lease.json      keeps the image in the store

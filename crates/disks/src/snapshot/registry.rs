@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use micabox_error::Error;
+use micabox_ground::publish;
 use micabox_image::{Digest, Reference};
 use micabox_parsers::Notes;
 use micabox_spec::{ImageName, Upper};
@@ -134,6 +135,8 @@ pub struct Landing {
     pub path: PathBuf,
     /// How many bytes it is to have.
     pub size: u64,
+    /// Where its map is kept, if it has one.
+    pub map: PathBuf,
 }
 
 /// The files that are to be filled.
@@ -282,6 +285,13 @@ impl Document {
 }
 
 impl Snapshot {
+    /// Returns the files that a registry has as chunks, each with its map.
+    pub fn cut_files(&self) -> impl Iterator<Item = (PathBuf, PathBuf)> {
+        let files = [DISK, MEMORY].map(|name| self.directory.join(name));
+        let files = files.into_iter().map(|file| (map_of(&file), file));
+        files.filter(|(map, _)| map.exists())
+    }
+
     /// Returns whether this is the snapshot that `reference` named when it was pulled.
     pub fn is_from(&self, reference: &Reference) -> bool {
         let reference = reference.to_string();
@@ -422,13 +432,24 @@ impl Snapshots<'_> {
         Ok((snapshot, notes))
     }
 
-    /// Notes that a registry has a snapshot.
+    /// Notes that a registry has a snapshot, and keeps the maps of its disk and of its memory.
     ///
     /// # Errors
     /// [`Error::NoSuchSnapshot`], [`Error::State`].
-    pub fn note_place(&self, name: &str, place: Place) -> Result<(), Error> {
+    pub fn note_place(
+        &self,
+        name: &str,
+        place: Place,
+        maps: [Option<Vec<u8>>; 2],
+    ) -> Result<(), Error> {
         let _names = self.0.directory().lock()?;
         let mut snapshot = self.get(name)?;
+        for (map, file) in maps.into_iter().zip([DISK, MEMORY]) {
+            if let Some(map) = map {
+                let path = map_of(&snapshot.directory.join(file));
+                publish(&path, &map).map_err(Error::state("writing", &path))?;
+            }
+        }
         let place = Place {
             pulled: snapshot.places.iter().any(|other| {
                 other.pulled
@@ -456,11 +477,17 @@ fn finish(snapshot: &mut Snapshot, directory: &Path) -> Result<Notes, Error> {
     Ok(Notes::default())
 }
 
+/// Returns where the map of a file is kept.
+fn map_of(file: &Path) -> PathBuf {
+    file.with_extension("map")
+}
+
 fn land(path: &Path, size: u64) -> Result<Landing, Error> {
     Ok(Landing {
         file: copy::create(path).map_err(Error::state("making", path))?,
         path: path.to_owned(),
         size,
+        map: map_of(path),
     })
 }
 

@@ -1,6 +1,6 @@
 //! Fetches the chunks of a snapshot's files, in ranges of the packs that they are in.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use super::local::{CutFile, Local};
 use super::packs::{BlobError, Packs, whole};
 use super::pull::{Target, unwritten, wrong};
 use super::{PACK, Part};
@@ -75,11 +76,22 @@ enum Failed {
 
 impl Fetch<'_> {
     /// Fetches files. On return they are complete, and not synced.
-    pub(super) async fn run(&self, targets: Vec<Target>) -> Result<(), PullError> {
+    pub(super) async fn run(
+        &self,
+        targets: Vec<Target>,
+        here: Vec<CutFile>,
+    ) -> Result<(), PullError> {
         let mut files = Vec::new();
         let mut wanted = Vec::new();
-        for Target { file, size } in targets {
+        for Target {
+            file,
+            size,
+            map: kept,
+        } in targets
+        {
             let map = self.map(file.part, size).await?;
+            let written = fs::write(&kept, map.to_bytes());
+            written.map_err(|error| unwritten(&kept, error))?;
             let set = file.file.set_len(size);
             set.map_err(|error| unwritten(&file.path, error))?;
             wanted.extend(map.entries().iter().map(|entry| {
@@ -99,6 +111,8 @@ impl Fetch<'_> {
                 path: file.path,
             });
         }
+        let files = Arc::new(files);
+        let mut wanted = self.copy(wanted, here, &files).await?;
         wanted.sort_unstable_by_key(|wanted| (wanted.pack, wanted.offset));
         let mut all = Vec::new();
         for wanted in wanted.chunk_by(|a, b| a.pack == b.pack) {
@@ -110,6 +124,34 @@ impl Fetch<'_> {
             all.push((index, runs));
         }
         self.fetch(all, files).await
+    }
+
+    /// Writes the chunks that files here have. Returns the others.
+    async fn copy(
+        &self,
+        wanted: Vec<Wanted>,
+        here: Vec<CutFile>,
+        files: &Arc<Vec<Open>>,
+    ) -> Result<Vec<Wanted>, PullError> {
+        if here.is_empty() {
+            return Ok(wanted);
+        }
+        let files = Arc::clone(files);
+        blocking(move || {
+            let local = Local::of(&here);
+            let mut missing = Vec::new();
+            for one in wanted {
+                let (chunk, file) = (local.read(&one.sha256, one.length), files.get(one.file));
+                let Some((chunk, Open { file, path, .. })) = chunk.zip(file) else {
+                    missing.push(one);
+                    continue;
+                };
+                let written = file.write_all_at(&chunk, one.at);
+                written.map_err(|error| unwritten(path, error))?;
+            }
+            Ok(missing)
+        })
+        .await
     }
 
     /// Fetches and checks the map of a file that is to have `size` bytes.
@@ -148,7 +190,7 @@ impl Fetch<'_> {
     async fn fetch(
         &self,
         all: Vec<(Arc<Index>, Vec<Run>)>,
-        files: Vec<Open>,
+        files: Arc<Vec<Open>>,
     ) -> Result<(), PullError> {
         let spans = all
             .iter()
@@ -165,7 +207,7 @@ impl Fetch<'_> {
         };
         self.progress
             .event(Event::Layers(&[progress::Layer { diff_id: id, blob }]));
-        let (files, inflaters) = (Arc::new(files), Arc::new(Inflaters::default()));
+        let inflaters = Arc::new(Inflaters::default());
         let (slots, done) = (
             Arc::new(Semaphore::new(AT_ONCE)),
             Arc::new(AtomicU64::new(0)),

@@ -17,6 +17,7 @@ mod cut;
 mod fetch;
 mod image;
 mod known;
+mod local;
 mod packs;
 mod pull;
 mod push;
@@ -34,6 +35,7 @@ use micabox_oci::printable;
 use serde_json::{Value, json};
 
 pub use image::push_image_blocking;
+pub use local::CutFile;
 pub use pull::{Offer, Target, offer_blocking};
 pub use push::{Cargo, SnapshotPushed, Source, push_snapshot_blocking};
 

@@ -2,7 +2,7 @@
 //! its files.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use micabox_image::manifest::{Document, ManifestError};
@@ -13,6 +13,7 @@ use micabox_registry::Repository;
 use tokio::runtime::Runtime;
 
 use super::fetch::Fetch;
+use super::local::CutFile;
 use super::packs::Packs;
 use super::{ARTIFACT, Artifact, Part, SparseFile, Wrong};
 use crate::trust::Judged;
@@ -37,6 +38,8 @@ pub struct Target {
     pub file: SparseFile,
     /// How many bytes it is to have, holes included.
     pub size: u64,
+    /// The path at which its map is kept.
+    pub map: PathBuf,
 }
 
 impl fmt::Debug for Offer {
@@ -168,12 +171,17 @@ impl Offer {
     }
 
     /// Fetches parts, each byte of which is checked: a chunk's frame has the checksum of its pack's index, the index the
-    /// digest of the manifest, and the chunk that of its map.
+    /// digest of the manifest, and the chunk that of its map. A chunk that one of `here` has is copied.
     ///
     /// # Errors
     ///
     /// [`PullError`]. What was written is of no use.
-    pub fn fetch(&self, store: &Store, targets: Vec<Target>) -> Result<(), PullError> {
+    pub fn fetch(
+        &self,
+        store: &Store,
+        targets: Vec<Target>,
+        here: Vec<CutFile>,
+    ) -> Result<(), PullError> {
         self.progress.event(Event::Phase(Phase::Layers));
         let fetch = Fetch {
             reference: &self.reference,
@@ -186,7 +194,7 @@ impl Offer {
             most: self.options.settings.limits.layer_size,
             progress: &self.progress,
         };
-        self.run(fetch.run(targets))?;
+        self.run(fetch.run(targets, here))?;
         self.progress.event(Event::Phase(Phase::Done));
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use micabox_chunk::Map;
 use micabox_image::progress::{self, Event, LayerState, Phase};
 use micabox_image::{Descriptor, Digest, Progress, Reference, Store};
 use micabox_oci::MAX_DOCUMENT;
@@ -13,7 +14,7 @@ use tokio::task::spawn_blocking;
 
 use super::cut::{Cut, cut};
 use super::known::{Known, Others};
-use super::{ARTIFACT, Artifact, CONFIG, MACHINE, MANIFEST, Pack, SparseFile};
+use super::{ARTIFACT, Artifact, CONFIG, MACHINE, MANIFEST, Pack, Part, SparseFile};
 use crate::pull::{blocking, joined};
 use crate::{PushError, PushOptions, threads};
 
@@ -52,6 +53,8 @@ pub struct SnapshotPushed {
     pub present: usize,
     /// Bytes of chunks that were sent, compressed.
     pub sent: u64,
+    /// The map of each part.
+    pub maps: Vec<(Part, Vec<u8>)>,
 }
 
 /// Pushes a snapshot, and blocks until it is there.
@@ -206,9 +209,11 @@ async fn push(
         progress.event(Event::Layer { diff_id, state });
         artifact.packs.push(pack);
     }
-    for (part, map) in parts.into_iter().zip(cut.maps) {
-        let map = to.bytes(part.media_type(), map.to_bytes()).await?;
-        artifact.maps.push((part, map));
+    let maps = cut.maps.iter().map(Map::to_bytes);
+    let maps: Vec<_> = parts.into_iter().zip(maps).collect();
+    for (part, map) in &maps {
+        let map = to.bytes(part.media_type(), map.clone()).await?;
+        artifact.maps.push((*part, map));
     }
     if let Some(machine) = cargo.machine {
         if machine.len() as u64 > MAX_DOCUMENT {
@@ -228,6 +233,7 @@ async fn push(
         packs: artifact.packs.len(),
         present,
         sent,
+        maps,
     })
 }
 

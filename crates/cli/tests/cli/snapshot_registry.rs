@@ -1,0 +1,604 @@
+//! Snapshots that go through a registry into another store.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt;
+use std::process::Stdio;
+use std::sync::mpsc;
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::support::artifact::{DISK, PACK, Remote, disk, filesystem};
+use crate::support::{Home, wait};
+
+/// Bytes of a chunk.
+const CHUNK: usize = 16 << 10;
+
+/// Changes a byte of each of some chunks of a disk, at offsets that have one.
+fn changed(disk: &[u8], count: usize) -> Vec<u8> {
+    let mut disk = disk.to_vec();
+    let chunks = disk.chunks_mut(CHUNK).skip(256);
+    let with_data =
+        chunks.filter(|chunk| chunk.iter().filter(|byte| **byte != 0).count() > CHUNK / 2);
+    let changed = with_data
+        .step_by(7)
+        .take(count)
+        .map(|chunk| chunk[100] ^= 0x5a)
+        .count();
+    assert_eq!(changed, count);
+    disk
+}
+
+#[test]
+fn a_disk_goes_through_a_registry_into_another_store_byte_for_byte() {
+    let remote = Remote::new();
+    let bytes = filesystem(&remote.origin);
+    remote.import("monday", &bytes);
+    let pushed = remote.push("monday", "team/work:1");
+    assert_eq!(
+        (&pushed["packs"], &pushed["present"]),
+        (&json!(1), &json!(0))
+    );
+    let sent = pushed["sent"].as_u64().unwrap();
+    assert!((3 << 20..4 << 20).contains(&sent), "{sent}");
+
+    let name = remote.name("team/work:1");
+    let pulled = remote.home.output(&["pull", "-q", &name]).ok();
+    assert_eq!(pulled, "work-1\n");
+    let (there, here) = (disk(&remote.origin, "monday"), disk(&remote.home, "work-1"));
+    assert!(fs::read(&there).unwrap() == fs::read(&here).unwrap());
+    // Holes stay holes.
+    let metadata = fs::metadata(&here).unwrap();
+    assert!(metadata.blocks() * 512 < 8 << 20, "{}", metadata.blocks());
+    assert_eq!(metadata.mode() & 0o777, 0o600);
+    let listed = remote.home.output(&["snapshot", "ls", "--json"]).json();
+    assert_eq!(
+        (&listed[0]["sandbox"], &listed[0]["size"]),
+        (&json!("it"), &json!(64 << 20))
+    );
+    // Its image is there as well, and is in use.
+    let image = listed[0]["image"]["digest"].as_str().unwrap();
+    assert_ne!(remote.home.output(&["rmi", image]).code(), 0);
+
+    // What is here already is not fetched again, and a name of another snapshot is not taken.
+    fs::remove_file(
+        remote.blob_file(
+            &remote.manifest("team/work:1")["layers"][1]["digest"]
+                .as_str()
+                .unwrap()
+                .to_owned(),
+        ),
+    )
+    .unwrap();
+    assert_eq!(remote.home.output(&["pull", "-q", &name]).ok(), "work-1\n");
+    let named = ["pull", "-q", "--name", "work-1", &remote.name("team/other")];
+    assert_ne!(remote.home.output(&named).code(), 0);
+    // And it goes on from there, with what the other registry lacks.
+    let json = ["pull", "-q", "--json", &name];
+    let result = remote.home.output(&json).json();
+    assert_eq!(result["snapshot"], "work-1");
+    assert_eq!(result["manifest_digest"], pushed["manifest_digest"]);
+}
+
+#[test]
+fn a_second_snapshot_sends_only_the_chunks_that_changed() {
+    let remote = Remote::new();
+    let first = filesystem(&remote.origin);
+    remote.import("first", &first);
+    remote.push("first", "work:1");
+    let before = remote.bytes();
+    let second = changed(&first, 5);
+    remote.import("second", &second);
+    let pushed = remote.push("second", "work:2");
+    assert_eq!(
+        (&pushed["packs"], &pushed["present"]),
+        (&json!(2), &json!(1))
+    );
+    let sent = pushed["sent"].as_u64().unwrap();
+    let most = 6 * CHUNK as u64 + 4096;
+    assert!(sent < most, "{sent}");
+    // A map of 200 chunks, a config and a manifest: nothing else has come.
+    let came = remote.bytes() - before;
+    assert!(came < most + (64 << 10), "{came}");
+
+    // In another repository of the registry, without a transfer.
+    let third = changed(&second, 2);
+    remote.import("third", &third);
+    let pushed = remote.push("third", "elsewhere:3");
+    let sent = pushed["sent"].as_u64().unwrap();
+    assert!(sent < most, "{sent}");
+    // The same once more: nothing.
+    let again = remote.push("third", "elsewhere:3");
+    assert_eq!(again["sent"], 0);
+
+    for (name, here, bytes) in [
+        ("work:2", "work-2", &second),
+        ("elsewhere:3", "elsewhere-3", &third),
+        ("work:1", "work-1", &first),
+    ] {
+        remote.home.output(&["pull", "-q", &remote.name(name)]).ok();
+        assert!(
+            fs::read(disk(&remote.home, here)).unwrap() == *bytes,
+            "{name}"
+        );
+    }
+    // A name that has come to another snapshot replaces what it named.
+    remote.push("second", "work:1");
+    remote
+        .home
+        .output(&["pull", "-q", &remote.name("work:1")])
+        .ok();
+    assert!(fs::read(disk(&remote.home, "work-1")).unwrap() == second);
+}
+
+#[test]
+fn an_image_goes_before_a_snapshot_of_its_name_and_each_can_be_named() {
+    let remote = Remote::new();
+    remote.import("box", &filesystem(&remote.origin));
+    let name = remote.name("box:1");
+    remote.origin.output(&["push", "-q", "box", &name]).ok();
+    let image = remote.manifest("box:1");
+    assert_eq!(image["artifactType"], Value::Null);
+    remote
+        .origin
+        .output(&["snapshot", "push", "-q", "box", &name])
+        .ok();
+    let kind = "application/vnd.micabox.snapshot.v1";
+    assert_eq!(remote.manifest("box:1")["artifactType"], kind);
+    let failed = remote.origin.output(&["push", "-q", "none", &name]);
+    assert!(failed.stderr().contains("none"), "{}", failed.stderr());
+    let short = remote.origin.output(&["snapshot", "push", "box", "box"]);
+    assert!(
+        short.stderr().contains("Docker's own"),
+        "{}",
+        short.stderr()
+    );
+    // A sandbox can't be made of it as of an image, and an image is no snapshot.
+    let run = remote.home.output(&["run", "--rm", "-q", &name, "true"]);
+    assert!(run.stderr().contains(kind), "{}", run.stderr());
+    remote.origin.output(&["push", "-q", "box", &name]).ok();
+    let pull = remote.home.output(&["pull", "-q", "--name", "it", &name]);
+    assert!(
+        pull.stderr().contains("it is no snapshot"),
+        "{}",
+        pull.stderr()
+    );
+}
+
+#[test]
+fn an_artifact_of_another_type_is_refused_by_its_type() {
+    let remote = Remote::new();
+    let nothing = remote.put("other", "application/vnd.oci.empty.v1+json", b"{}");
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "artifactType": "application/vnd.micabox.snapshot.v2",
+        "config": nothing,
+        "layers": [nothing],
+    });
+    remote.put_manifest("other:1", &manifest);
+    let said = remote.refused("other:1");
+    assert!(
+        said.contains("artifact of type `application/vnd.micabox.snapshot.v2`"),
+        "{said}"
+    );
+}
+
+#[test]
+fn each_field_of_a_config_that_lies_is_named_and_nothing_is_left() {
+    let remote = Remote::new();
+    remote.import("monday", &filesystem(&remote.origin));
+    remote.push("monday", "work:1");
+    let digest = format!("sha256:{}", "1".repeat(64));
+    for (pointer, value, words) in [
+        ("/format", json!(2), "its format is 2"),
+        ("/format", json!("one"), "malformed"),
+        ("/snapshot/size", json!(64), "another size"),
+        ("/snapshot/size", json!(1_u64 << 60), "too large"),
+        ("/snapshot/sandbox", json!("../it"), "the sandbox's name"),
+        ("/snapshot/name", json!(7), "malformed"),
+        ("/snapshot/image/digest", json!("sha256:12"), "bad digest"),
+        ("/snapshot/image/digest", json!(digest), "no such image"),
+        ("/files/disk/size", json!(4096), "another size"),
+        ("/files/disk/sha256", json!("00"), "its config says"),
+        ("/files", json!({}), "another size"),
+        ("/files/disk", Value::Null, "another size"),
+        ("/snapshot", json!({}), "malformed"),
+    ] {
+        let lies = remote.put_config("work:1", |config| {
+            *config.pointer_mut(pointer).unwrap() = value
+        });
+        let said = remote.refused(&lies);
+        assert!(said.contains(words), "{pointer}: {said}");
+    }
+    // Files that are in one of the two only.
+    let lies = remote.put_config("work:1", |config| {
+        config["snapshot"]["size"] = json!(0);
+        config["files"] = json!({});
+    });
+    let said = remote.refused(&lies);
+    assert!(said.contains("neither a disk nor a memory"), "{said}");
+    let lies = remote.put_config("work:1", |config| {
+        config["files"]["memory"] = config["files"]["disk"].clone();
+    });
+    let said = remote.refused(&lies);
+    assert!(said.contains("a part of a machine"), "{said}");
+    let lies = remote.put_config("work:1", |config| {
+        config["snapshot"]["root_disk"] = json!({"path": "/etc/shadow", "format": "ext4", "in_place": false,
+            "size": 4096, "uuid": vec![7; 16], "modified": [1, 2]});
+    });
+    let said = remote.refused(&lies);
+    assert!(said.contains("a file of another machine"), "{said}");
+    // The true one is still taken.
+    remote
+        .home
+        .output(&["pull", "-q", &remote.name("work:1")])
+        .ok();
+}
+
+#[test]
+fn each_field_of_a_map_an_index_and_a_frame_that_lies_is_named_and_nothing_is_left() {
+    let remote = Remote::new();
+    remote.import("monday", &filesystem(&remote.origin));
+    remote.push("monday", "work:1");
+    let index = Remote::index_of(&remote.manifest("work:1"));
+    let set = |at: usize, value: &[u8]| {
+        let value = value.to_vec();
+        move |bytes: &mut Vec<u8>| bytes[at..at + value.len()].copy_from_slice(&value)
+    };
+    // Maps: the header, and the first entry behind its 24 bytes.
+    for (at, value, words) in [
+        (0, &b"x"[..], "magic or version"),
+        (7, &[2], "magic or version"),
+        (8, &[1], "it is of"),
+        (16, &[1], "another length"),
+        (20, &[255], "length is not that"),
+        (24, &[255; 4], "not in order"),
+        (28, &[1], "a pack that there is not"),
+        (32, &[1], "in one frame"),
+        (32, &[255; 8], "beyond the end"),
+        (38, &[1], "in one frame"),
+        (40, &[0; 32], "other bytes than its map says"),
+    ] {
+        let lies = remote.put_layer("work:1", DISK, set(at, value));
+        let said = remote.refused(&lies);
+        assert!(
+            said.contains("map of the disk")
+                || said.contains("map says")
+                || said.contains("a map names"),
+            "{at}: {said}"
+        );
+        assert!(said.contains(words), "{at}: {said}");
+    }
+    let lies = remote.put_layer("work:1", DISK, |bytes| bytes.truncate(bytes.len() - 48));
+    assert!(remote.refused(&lies).contains("length is not that"));
+    // Without one chunk, the disk is another one.
+    let lies = remote.put_layer("work:1", DISK, |bytes| {
+        bytes.truncate(bytes.len() - 48);
+        let count = (bytes.len() - 24) / 48;
+        bytes[20..24].copy_from_slice(&u32::try_from(count).unwrap().to_le_bytes());
+    });
+    assert!(remote.refused(&lies).contains("its config says"));
+
+    // Indexes: the header, and the first entry behind its 32 bytes.
+    for (at, value, words) in [
+        (0, &b"x"[..], "magic"),
+        (4, &[9], "another version"),
+        (5, &[0], "uncompressed"),
+        (5, &[7], "another compression"),
+        (6, &[1], "flags"),
+        (8, &[1], "checksum"),
+        (16, &[255], "length is not that"),
+        (20, &[9], "other checksums"),
+        (21, &[64], "length"),
+        (22, &[1], "flags"),
+        (32, &[1], "first chunk"),
+        (40, &[1], "first chunk"),
+        (48, &[0; 32], "another checksum"),
+    ] {
+        let lies = remote.put_layer("work:1", PACK, set(index + at, value));
+        let said = remote.refused(&lies);
+        assert!(said.contains("pack sha256:"), "{at}: {said}");
+        if ![5, 8].contains(&at) || value == [7] {
+            assert!(said.contains(words), "{at}: {said}");
+        }
+    }
+    // Frames: other bytes, and other bytes that have the checksum of the index.
+    let lies = remote.put_layer("work:1", PACK, set(5000, &[0x5a; 64]));
+    let said = remote.refused(&lies);
+    assert!(
+        said.contains("another checksum than its index says"),
+        "{said}"
+    );
+    let lies = remote.put_layer("work:1", PACK, |bytes| {
+        // The first frame of the blob, as long as it was.
+        let end = u64::from_le_bytes(bytes[index + 32 + 48..][..8].try_into().unwrap()) as usize;
+        bytes[..end].fill(0x5a);
+        let checksum = <sha2::Sha256 as sha2::Digest>::digest(&bytes[..end]);
+        bytes[index + 48..index + 80].copy_from_slice(&checksum);
+    });
+    let said = remote.refused(&lies);
+    assert!(said.contains("does not inflate"), "{said}");
+    remote
+        .home
+        .output(&["pull", "-q", &remote.name("work:1")])
+        .ok();
+}
+
+#[test]
+fn a_registry_that_swaps_or_damages_blobs_is_noticed() {
+    let remote = Remote::new();
+    let bytes = filesystem(&remote.origin);
+    remote.import("first", &bytes);
+    remote.import("second", &changed(&bytes, 40));
+    remote.push("first", "one:1");
+    remote.push("second", "two:2");
+    let layers = |name: &str| {
+        let layers = remote.manifest(name)["layers"].clone();
+        let layers = layers.as_array().unwrap().iter();
+        let digests = layers.map(|layer| layer["digest"].as_str().unwrap().to_owned());
+        digests.collect::<Vec<_>>()
+    };
+    let (one, two) = (layers("one:1"), layers("two:2"));
+    let (map, pack) = (remote.blob_file(&one[0]), remote.blob_file(&one[1]));
+    let other = fs::read(remote.blob_file(&two[0])).unwrap();
+    let true_map = fs::read(&map).unwrap();
+    fs::write(&map, &other).unwrap();
+    let said = remote.refused("one:1");
+    assert!(said.contains("map of the disk: blob"), "{said}");
+    assert!(said.contains("it has the digest"), "{said}");
+    fs::write(&map, true_map).unwrap();
+
+    let true_pack = fs::read(&pack).unwrap();
+    let mut swapped = true_pack.clone();
+    swapped.reverse();
+    fs::write(&pack, &swapped).unwrap();
+    let said = remote.refused("one:1");
+    assert!(
+        said.contains(&format!("pack {}: its chunk index has the digest", one[1])),
+        "{said}"
+    );
+    fs::write(&pack, &true_pack[..true_pack.len() / 2]).unwrap();
+    remote.refused("one:1");
+    fs::write(&pack, &true_pack).unwrap();
+    remote
+        .home
+        .output(&["pull", "-q", &remote.name("one:1")])
+        .ok();
+    assert!(fs::read(disk(&remote.home, "one-1")).unwrap() == bytes);
+}
+
+#[test]
+fn what_differs_of_a_machine_is_named_before_any_of_its_blobs_is_fetched() {
+    let remote = Remote::new();
+    remote.import("monday", &filesystem(&remote.origin));
+    remote.push("monday", "work:1");
+    let manifest = remote.manifest("work:1");
+    let vendor = fs::read_to_string("/proc/cpuinfo").unwrap();
+    let vendor = vendor
+        .lines()
+        .find_map(|line| line.strip_prefix("vendor_id\t: "));
+    let vendor = vendor.unwrap_or_default().to_owned();
+    // Not one of them is there any more, and neither is its image.
+    for layer in manifest["layers"].as_array().unwrap() {
+        fs::remove_file(remote.blob_file(layer["digest"].as_str().unwrap())).unwrap();
+    }
+    let needs = json!({"architecture": std::env::consts::ARCH, "monitor": "kvm", "format": 2,
+        "vendor": vendor, "cpus": 1, "cpuid": [[0, 0, 0, 1, 2, 3, 4]]});
+    for (field, value, words) in [
+        (
+            "architecture",
+            json!("riscv64"),
+            vec!["riscv64", std::env::consts::ARCH],
+        ),
+        ("monitor", json!("other"), vec!["`other`"]),
+        (
+            "vendor",
+            json!("GenuineMica"),
+            vec!["GenuineMica", &*vendor],
+        ),
+        (
+            "format",
+            json!(9999),
+            vec!["another version of mica", "9999"],
+        ),
+    ] {
+        let mut needs = needs.clone();
+        needs[field] = value;
+        let mut changed = manifest.clone();
+        let mut config: Value =
+            serde_json::from_slice(&remote.blob(&manifest["config"]["digest"])).unwrap();
+        config["needs"] = needs;
+        let media_type = manifest["config"]["mediaType"].as_str().unwrap();
+        changed["config"] = remote.put("work", media_type, config.to_string().as_bytes());
+        // A registry takes no manifest of blobs that it lacks.
+        changed["layers"] = json!([]);
+        remote.put_manifest("work:lies", &changed);
+        let said = remote.refused("work:lies");
+        assert!(
+            words.iter().all(|word| said.contains(word)),
+            "{field}: {said}"
+        );
+        assert!(said.contains("without --memory"), "{said}");
+        assert_eq!(remote.home.output(&["images", "-q"]).ok(), "");
+    }
+}
+
+/// Forwards connections to a registry, until a request names `stop`: its answer never comes. Returns the address, and what
+/// receives something then.
+fn stopping(registry: &str, stop: String) -> (String, mpsc::Receiver<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (sender, stopped) = mpsc::channel();
+    let registry = registry.to_owned();
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let mut server = TcpStream::connect(&registry).unwrap();
+            let (stop, sender) = (stop.clone(), sender.clone());
+            let mut answers = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            thread::spawn(move || std::io::copy(&mut answers.0, &mut answers.1));
+            thread::spawn(move || {
+                let mut client = client;
+                let mut bytes = vec![0; 1 << 16];
+                while let Ok(count @ 1..) = client.read(&mut bytes) {
+                    if String::from_utf8_lossy(&bytes[..count]).contains(&stop) {
+                        let _ = sender.send(());
+                        thread::park();
+                    }
+                    if server.write_all(&bytes[..count]).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    (address, stopped)
+}
+
+#[test]
+fn a_pull_that_is_killed_leaves_nothing_that_is_seen_and_the_next_one_succeeds() {
+    let remote = Remote::new();
+    let bytes = filesystem(&remote.origin);
+    remote.import("monday", &bytes);
+    remote.push("monday", "work:1");
+    let layers = remote.manifest("work:1")["layers"].clone();
+    for blob in [&layers[0], &layers[1]] {
+        let digest = blob["digest"].as_str().unwrap();
+        let (address, stopped) = stopping(remote.registry.host(), format!("/blobs/{digest}"));
+        let name = format!("{address}/work:1");
+        let mut mica = remote.home.mica(&["pull", "-q", &name]);
+        let mut child = mica
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        stopped.recv().unwrap();
+        child.kill().unwrap();
+        wait(&mut child);
+        assert!(
+            remote
+                .home
+                .store()
+                .join("sandboxes/snapshot-work-1")
+                .exists()
+        );
+        assert_ne!(
+            remote
+                .home
+                .output(&["run", "--from", "work-1", "true"])
+                .code(),
+            0
+        );
+        assert_eq!(remote.home.output(&["snapshot", "ls", "-q"]).ok(), "");
+        assert!(
+            !remote
+                .home
+                .store()
+                .join("sandboxes/snapshot-work-1")
+                .exists()
+        );
+    }
+    remote
+        .home
+        .output(&["pull", "-q", &remote.name("work:1")])
+        .ok();
+    assert!(fs::read(disk(&remote.home, "work-1")).unwrap() == bytes);
+}
+
+/// Starts a sandbox from a snapshot without a guest: it gets as far as looking for one.
+fn start(home: &Home, name: &str) -> String {
+    let mut mica = home.mica(&["run", "--rm", "-q", "--from", name, "true"]);
+    mica.env("MICABOX_GUEST", "/proc/none");
+    let output = mica.output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_sandbox_is_made_from_a_snapshot_of_a_registry_which_is_pulled_once() {
+    const GUEST: &str = "guest file vmlinux not found";
+    let remote = Remote::new();
+    let bytes = filesystem(&remote.origin);
+    remote.import("monday", &bytes);
+    remote.push("monday", "team/work");
+    let name = remote.name("team/work");
+    let said = start(&remote.home, &name);
+    assert!(said.contains(GUEST), "{said}");
+    assert!(fs::read(disk(&remote.home, "work")).unwrap() == bytes);
+    // Now it is here, whatever the name means now.
+    let manifest = remote.manifest("team/work:latest");
+    fs::remove_file(remote.blob_file(manifest["config"]["digest"].as_str().unwrap())).unwrap();
+    for name in [&*name, "work"] {
+        let said = start(&remote.home, name);
+        assert!(said.contains(GUEST), "{said}");
+    }
+    let said = start(&remote.home, &remote.name("team/none"));
+    assert!(said.contains("it has no such image or tag"), "{said}");
+    assert!(start(&remote.home, "none").contains("no such snapshot"));
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_sandbox_continues_with_the_disk_that_another_store_has_pushed() {
+    let remote = Remote::new();
+    let write = "head -c 300000 /dev/urandom > /srv/data; md5sum /srv/data";
+    let make = [
+        "run", "-q", "--name", "it", "--upper", "disk:64m", "box", "sh", "-c", write,
+    ];
+    let written = remote.origin.output(&make).ok();
+    remote
+        .origin
+        .output(&["snapshot", "create", "it", "monday"])
+        .ok();
+    remote.push("monday", "work:1");
+    let name = remote.name("work:1");
+    let run = ["run", "--rm", "-q", "--from", &name, "md5sum", "/srv/data"];
+    assert_eq!(remote.home.output(&run).ok(), written);
+    let here = [
+        "run",
+        "--rm",
+        "-q",
+        "--from",
+        "work-1",
+        "md5sum",
+        "/srv/data",
+    ];
+    assert_eq!(remote.home.output(&here).ok(), written);
+}
+
+#[test]
+#[ignore = "needs root: it mounts a small filesystem"]
+fn a_full_disk_is_named_and_nothing_is_left() {
+    let remote = Remote::new();
+    remote.import("monday", &filesystem(&remote.origin));
+    remote.push("monday", "work:1");
+    // The image fits, and the disk does not.
+    remote
+        .home
+        .output(&["pull", "-q", &remote.name("work:1")])
+        .ok();
+    remote.home.output(&["snapshot", "rm", "work-1"]).ok();
+    let sandboxes = remote.home.store().join("sandboxes");
+    let mount = ["-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs"];
+    let mounted = std::process::Command::new("mount")
+        .args(mount)
+        .arg(&sandboxes)
+        .status();
+    assert!(mounted.unwrap().success());
+    let output = remote.home.output(&["pull", "-q", &remote.name("work:1")]);
+    let entries = fs::read_dir(&sandboxes).unwrap().flatten();
+    let left: Vec<_> = entries.filter(|entry| entry.path().is_dir()).collect();
+    let unmounted = std::process::Command::new("umount")
+        .arg("-l")
+        .arg(&sandboxes)
+        .status();
+    assert!(unmounted.unwrap().success());
+    assert_eq!(left.len(), 0);
+    let said = output.stderr();
+    assert!(
+        said.contains("disk.ext4") && said.contains("No space left"),
+        "{said}"
+    );
+}
