@@ -113,7 +113,7 @@ fn others(sandboxes: &Sandboxes, destination: &Reference) -> Result<Vec<Referenc
             }
         }
     }
-    others.sort_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)));
+    others.sort_by_key(|(is_elsewhere, made, _)| (*is_elsewhere, *made));
     let mut names: Vec<Reference> = others.into_iter().map(|(_, _, name)| name).collect();
     names.dedup();
     Ok(names)

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::MetadataExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
@@ -23,7 +23,7 @@ fn changed(disk: &[u8], count: usize) -> Vec<u8> {
     let with_data =
         chunks.filter(|chunk| chunk.iter().filter(|byte| **byte != 0).count() > CHUNK / 2);
     let changed = with_data
-        .step_by(7)
+        .step_by(3)
         .take(count)
         .map(|chunk| chunk[100] ^= 0x5a)
         .count();
@@ -63,15 +63,8 @@ fn a_disk_goes_through_a_registry_into_another_store_byte_for_byte() {
     assert_ne!(remote.home.output(&["rmi", image]).code(), 0);
 
     // What is here already is not fetched again, and a name of another snapshot is not taken.
-    fs::remove_file(
-        remote.blob_file(
-            &remote.manifest("team/work:1")["layers"][1]["digest"]
-                .as_str()
-                .unwrap()
-                .to_owned(),
-        ),
-    )
-    .unwrap();
+    let pack = remote.manifest("team/work:1")["layers"][1]["digest"].clone();
+    fs::remove_file(remote.blob_file(pack.as_str().unwrap())).unwrap();
     assert_eq!(remote.home.output(&["pull", "-q", &name]).ok(), "work-1\n");
     let named = ["pull", "-q", "--name", "work-1", &remote.name("team/other")];
     assert_ne!(remote.home.output(&named).code(), 0);
@@ -123,6 +116,29 @@ fn a_second_snapshot_sends_only_the_chunks_that_changed() {
             fs::read(disk(&remote.home, here)).unwrap() == *bytes,
             "{name}"
         );
+    }
+    // Those that are here need not be fetched: the packs have gone.
+    let layers = remote.manifest("work:1")["layers"].clone();
+    let packs = layers
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|layer| layer["mediaType"] == PACK);
+    for pack in packs {
+        let file = remote.blob_file(pack["digest"].as_str().unwrap());
+        fs::rename(&file, file.with_extension("gone")).unwrap();
+    }
+    let again = ["pull", "-q", "--name", "again", &remote.name("work:1")];
+    assert_eq!(remote.home.output(&again).ok(), "again\n");
+    assert!(fs::read(disk(&remote.home, "again")).unwrap() == first);
+    for pack in layers
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|layer| layer["mediaType"] == PACK)
+    {
+        let file = remote.blob_file(pack["digest"].as_str().unwrap());
+        fs::rename(file.with_extension("gone"), &file).unwrap();
     }
     // A name that has come to another snapshot replaces what it named.
     remote.push("second", "work:1");
@@ -255,7 +271,8 @@ fn each_field_of_a_map_an_index_and_a_frame_that_lies_is_named_and_nothing_is_le
         (8, &[1], "it is of"),
         (16, &[1], "another length"),
         (20, &[255], "length is not that"),
-        (24, &[255; 4], "not in order"),
+        (24, &[255; 4], "beyond the end of the file"),
+        (72, &[0; 4], "not in order"),
         (28, &[1], "a pack that there is not"),
         (32, &[1], "in one frame"),
         (32, &[255; 8], "beyond the end"),
@@ -574,31 +591,26 @@ fn a_full_disk_is_named_and_nothing_is_left() {
     let remote = Remote::new();
     remote.import("monday", &filesystem(&remote.origin));
     remote.push("monday", "work:1");
-    // The image fits, and the disk does not.
-    remote
-        .home
-        .output(&["pull", "-q", &remote.name("work:1")])
-        .ok();
-    remote.home.output(&["snapshot", "rm", "work-1"]).ok();
-    let sandboxes = remote.home.store().join("sandboxes");
-    let mount = ["-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs"];
-    let mounted = std::process::Command::new("mount")
-        .args(mount)
-        .arg(&sandboxes)
-        .status();
+    let store = remote.home.store();
+    fs::create_dir(&store).unwrap();
+    let mount = ["-t", "tmpfs", "-o", "size=64m,mode=700", "tmpfs"];
+    let mounted = Command::new("mount").args(mount).arg(&store).status();
     assert!(mounted.unwrap().success());
-    let output = remote.home.output(&["pull", "-q", &remote.name("work:1")]);
-    let entries = fs::read_dir(&sandboxes).unwrap().flatten();
-    let left: Vec<_> = entries.filter(|entry| entry.path().is_dir()).collect();
-    let unmounted = std::process::Command::new("umount")
-        .arg("-l")
-        .arg(&sandboxes)
-        .status();
+    let name = remote.name("work:1");
+    let pulled = remote.home.output(&["pull", "-q", &name]);
+    remote.home.output(&["snapshot", "rm", "work-1"]);
+    // Its image stays, and there is room for a third of the disk.
+    let mut filler = fs::File::create(store.join("filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    let length = filler.metadata().unwrap().len();
+    filler.set_len(length - (1 << 20)).unwrap();
+    let output = remote.home.output(&["pull", "-q", &name]);
+    let left = remote.home.sandboxes();
+    drop(filler);
+    let unmounted = Command::new("umount").arg("-l").arg(&store).status();
     assert!(unmounted.unwrap().success());
-    assert_eq!(left.len(), 0);
+    assert_eq!(pulled.ok(), "work-1\n");
+    assert_eq!(left.len(), 0, "{left:?}");
     let said = output.stderr();
-    assert!(
-        said.contains("disk.ext4") && said.contains("No space left"),
-        "{said}"
-    );
+    assert!(said.contains("disk.ext4: No space left"), "{said}");
 }

@@ -219,13 +219,14 @@ pub fn disk(home: &Home, name: &str) -> PathBuf {
 
 /// Makes a filesystem with a file of random bytes, and room.
 pub fn filesystem(home: &Home) -> Vec<u8> {
+    // Nothing compresses it: SplitMix64.
     let mut state = 7_u64;
     let mut random = Vec::new();
     while random.len() < 3 << 20 {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        random.extend((state >> 16).to_le_bytes());
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        random.extend((mixed ^ mixed >> 31).to_le_bytes());
     }
     let (folder, path) = (home.path().join("folder"), home.path().join("filesystem"));
     fs::create_dir_all(&folder).unwrap();

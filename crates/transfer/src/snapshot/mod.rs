@@ -56,6 +56,9 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// Most packs that a snapshot's chunks are in.
 const MOST_PACKS: usize = 256;
 
+/// Most bytes of the indexes of all packs, which are in memory together.
+const MOST_INDEXES: u64 = 128 << 20;
+
 /// A file of a snapshot that is cut into chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
@@ -174,6 +177,13 @@ impl Artifact {
         }
         if artifact.packs.len() > MOST_PACKS {
             return Err(wrong("it", &format!("has more than {MOST_PACKS} packs")));
+        }
+        let indexes = artifact
+            .packs
+            .iter()
+            .map(|pack| pack.index.end - pack.index.start);
+        if indexes.sum::<u64>() > MOST_INDEXES {
+            return Err(wrong("its packs", "have chunk indexes that are too long"));
         }
         Ok(artifact)
     }
