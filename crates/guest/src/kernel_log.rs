@@ -1,7 +1,10 @@
 //! The kernel's log. Filesystems explain their errors only there, and the agent's own lines reach
 //! the console through it.
 
-#![expect(clippy::disallowed_methods, reason = "standard error is the console here")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "standard error is the console here"
+)]
 
 use std::fmt::Display;
 use std::fs::File;

@@ -1,6 +1,9 @@
 //! Connects to a port of a program in the sandbox, for hosts to which it is not published.
 
-#![expect(clippy::disallowed_methods, reason = "standard streams lead to the agent here")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "standard streams lead to the agent here"
+)]
 
 use std::io;
 use std::net::{Ipv4Addr, Shutdown, TcpStream};

@@ -4,7 +4,10 @@
 //! happen here and not in the agent, after the new process has closed all descriptors of other
 //! commands.
 
-#![expect(clippy::disallowed_methods, reason = "standard streams lead to the agent here")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "standard streams lead to the agent here"
+)]
 
 use std::convert::Infallible;
 use std::ffi::{CString, NulError, OsStr, c_char};

@@ -1,7 +1,10 @@
 //! Performs operations on the sandbox's files ([`micabox_wire::files`]), in a process of the sandbox
 //! that has switched to its user.
 
-#![expect(clippy::disallowed_methods, reason = "standard streams lead to the agent here")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "standard streams lead to the agent here"
+)]
 
 mod failed;
 mod list;

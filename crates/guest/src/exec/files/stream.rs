@@ -1,6 +1,9 @@
 //! Does what needs an operation's streams: bytes, entries and archives.
 
-#![expect(clippy::disallowed_methods, reason = "standard streams lead to the agent here")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "standard streams lead to the agent here"
+)]
 
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
