@@ -22,6 +22,9 @@ pub const PACK: &str = "application/vnd.micabox.snapshot.chunks.v1+zstd";
 pub const RANGE: &str = "org.erofs.chunk-index.range";
 pub const INDEX: &str = "org.erofs.chunk-index.digest";
 
+/// Bytes of a chunk.
+pub const CHUNK: usize = 16 << 10;
+
 /// Bytes of the header of the frame around a pack's index.
 const FRAME_HEADER: usize = 8;
 
@@ -240,6 +243,21 @@ pub fn filesystem(home: &Home) -> Vec<u8> {
     let bytes = fs::read(&path).unwrap();
     fs::remove_file(path).unwrap();
     bytes
+}
+
+/// Changes a byte of each of some chunks of a disk, at offsets that have one.
+pub fn changed(disk: &[u8], count: usize) -> Vec<u8> {
+    let mut disk = disk.to_vec();
+    let chunks = disk.chunks_mut(CHUNK).skip(256);
+    let with_data =
+        chunks.filter(|chunk| chunk.iter().filter(|byte| **byte != 0).count() > CHUNK / 2);
+    let changed = with_data
+        .step_by(3)
+        .take(count)
+        .map(|chunk| chunk[100] ^= 0x5a)
+        .count();
+    assert_eq!(changed, count);
+    disk
 }
 
 fn digest(bytes: &[u8]) -> String {
