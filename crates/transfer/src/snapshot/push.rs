@@ -114,6 +114,57 @@ impl To<'_> {
         self.destination.upload(&pack.blob, file, id, None).await?;
         Ok(false)
     }
+
+    /// Sends the packs and maps of files, and adds them to the manifest.
+    async fn chunks(
+        &self,
+        cut: Cut,
+        parts: Vec<Part>,
+        artifact: &mut Artifact,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<Sent, PushError> {
+        let new = cut.packs.iter().filter(|(_, file)| file.is_some());
+        let transfers = new.map(|(pack, _)| progress::Layer {
+            diff_id: pack.blob.digest,
+            blob: pack.blob.clone(),
+        });
+        progress.event(Event::Layers(&transfers.collect::<Vec<_>>()));
+        let maps = cut.maps.iter().map(Map::to_bytes);
+        let mut sent = Sent {
+            present: 0,
+            bytes: 0,
+            maps: parts.into_iter().zip(maps).collect(),
+        };
+        for (pack, file) in cut.packs {
+            let was_there = match &file {
+                None => true,
+                Some(file) => self.pack(&pack, file).await?,
+            };
+            if was_there {
+                sent.present += 1;
+            } else {
+                sent.bytes += pack.blob.size;
+            }
+            let diff_id = &pack.blob.digest;
+            let state = LayerState::Done;
+            progress.event(Event::Layer { diff_id, state });
+            artifact.packs.push(pack);
+        }
+        for (part, map) in &sent.maps {
+            let map = self.bytes(part.media_type(), map.clone()).await?;
+            artifact.maps.push((*part, map));
+        }
+        Ok(sent)
+    }
+}
+
+/// What was sent of a snapshot's files.
+struct Sent {
+    /// Packs that were there.
+    present: usize,
+    /// Bytes of the others.
+    bytes: u64,
+    maps: Vec<(Part, Vec<u8>)>,
 }
 
 /// Stops the cutting when the push ends.
@@ -187,34 +238,7 @@ async fn push(
         store: source.store,
         destination: &client,
     };
-    let new = cut.packs.iter().filter(|(_, file)| file.is_some());
-    let transfers = new.map(|(pack, _)| progress::Layer {
-        diff_id: pack.blob.digest,
-        blob: pack.blob.clone(),
-    });
-    progress.event(Event::Layers(&transfers.collect::<Vec<_>>()));
-    let (mut present, mut sent) = (0, 0);
-    for (pack, file) in cut.packs {
-        let was_there = match &file {
-            None => true,
-            Some(file) => to.pack(&pack, file).await?,
-        };
-        if was_there {
-            present += 1;
-        } else {
-            sent += pack.blob.size;
-        }
-        let diff_id = &pack.blob.digest;
-        let state = LayerState::Done;
-        progress.event(Event::Layer { diff_id, state });
-        artifact.packs.push(pack);
-    }
-    let maps = cut.maps.iter().map(Map::to_bytes);
-    let maps: Vec<_> = parts.into_iter().zip(maps).collect();
-    for (part, map) in &maps {
-        let map = to.bytes(part.media_type(), map.clone()).await?;
-        artifact.maps.push((*part, map));
-    }
+    let sent = to.chunks(cut, parts, &mut artifact, &progress).await?;
     if let Some(machine) = cargo.machine {
         if machine.len() as u64 > MAX_DOCUMENT {
             let error = io::Error::other("its machine's state is too long");
@@ -231,9 +255,9 @@ async fn push(
         reference: destination.clone(),
         manifest_digest: Digest::of(&manifest),
         packs: artifact.packs.len(),
-        present,
-        sent,
-        maps,
+        present: sent.present,
+        sent: sent.bytes,
+        maps: sent.maps,
     })
 }
 
