@@ -234,6 +234,10 @@ async fn push(
     )
     .await;
     let cut = cut.map_err(|error| failed(error, source.name))?;
+    progress.event(Event::Layer {
+        diff_id: &artifact.config.digest,
+        state: LayerState::Done,
+    });
     let to = To {
         store: source.store,
         destination: &client,
