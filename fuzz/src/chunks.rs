@@ -1,6 +1,6 @@
 //! Chunk indexes of EROFS images in registries, and chunks.
 
-use micabox_chunk::{Index, Writer};
+use micabox_chunk::{CHUNK, Entry, Index, Map, Writer};
 
 /// Parses an index whose chunks end at the offset that the first 4 bytes say, and inflates what follows as each chunk.
 ///
@@ -61,4 +61,49 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
             (name, seed)
         })
         .into()
+}
+
+/// Packs that maps may name.
+const PACKS: usize = 3;
+
+/// Parses the map of a sparse file.
+///
+/// # Panics
+///
+/// If chunks are not in order and within the file, or the map is not written as it was.
+pub fn map(bytes: &[u8]) {
+    let Ok(map) = Map::parse(bytes, PACKS) else {
+        return;
+    };
+    let mut end = 0;
+    for entry in map.entries() {
+        let range = map.range(entry);
+        assert!(range.start >= end && !range.is_empty() && range.end <= map.size());
+        assert!((entry.pack as usize) < PACKS);
+        assert!(entry.offset.checked_add(range.end - range.start).is_some());
+        end = range.end;
+    }
+    assert_eq!(map.to_bytes(), bytes);
+}
+
+/// Maps that were made.
+///
+/// # Panics
+///
+/// Never: their chunks are in order.
+pub fn map_seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let of = |numbers: &[u32]| {
+        let mut map = Map::new(8 * CHUNK + 100);
+        for &number in numbers {
+            let entry = Entry {
+                number,
+                pack: number % PACKS as u32,
+                offset: u64::from(number) * 1000,
+                sha256: [number as u8; 32],
+            };
+            map.push(entry).expect("in order");
+        }
+        map.to_bytes()
+    };
+    vec![("none", of(&[])), ("three", of(&[0, 4, 8]))]
 }

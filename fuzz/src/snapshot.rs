@@ -1,7 +1,7 @@
 //! Records of sandboxes and snapshots, in files that may come from elsewhere.
 
-use micabox_disks::Snapshot;
 use micabox_disks::snapshot::head_alone;
+use micabox_disks::{Arriving, Snapshot};
 use micabox_state::{BaseName, Record};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -71,4 +71,32 @@ pub fn records() -> Vec<(&'static str, Vec<u8>)> {
     let snapshot = br#"{"name":"a","image":{"reference":null,"digest":""},"sandbox":"b",
         "created":1700000000,"size":1048576}"#;
     vec![("record", record.to_vec()), ("snapshot", snapshot.to_vec())]
+}
+
+/// Reads the config of a snapshot in a registry: what is left of one that is taken names nothing of this machine.
+///
+/// # Panics
+///
+/// If its image has no digest.
+pub fn config(bytes: &[u8]) {
+    let name = "registry.example/team/work:1".parse().expect("a name");
+    let Ok(arriving) = Arriving::read(&name, bytes) else {
+        return;
+    };
+    if let Some(image) = arriving.image().expect("it was checked") {
+        assert_eq!(image.registry(), "registry.example");
+        assert!(image.digest().is_some());
+    }
+}
+
+/// Configs of snapshots of a disk.
+pub fn config_seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let digest = format!("sha256:{}", "1".repeat(64));
+    let config = format!(
+        r#"{{"format":1,"made_by":"0.1.0","snapshot":{{"name":"monday","image":{{"reference":"debian:12",
+            "digest":"{digest}"}},"sandbox":"db","created":1763800000,"size":67108864}},
+            "files":{{"disk":{{"size":67108864,"sha256":"{}"}}}}}}"#,
+        "2".repeat(64)
+    );
+    vec![("disk", config.into_bytes())]
 }

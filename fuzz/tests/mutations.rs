@@ -10,6 +10,11 @@ fn mutated_chunk_indexes() {
 }
 
 #[test]
+fn mutated_maps_of_snapshots_in_registries() {
+    run(&chunks::map_seeds(), 10_000, chunks::map);
+}
+
+#[test]
 fn mutated_disk_images() {
     run(&disk::seeds(), 1000, disk::image);
 }

@@ -20,6 +20,7 @@ mod patches;
 mod prepare;
 mod pulls;
 mod shell_words;
+mod snapshots;
 mod wanted;
 
 pub use check::check;
@@ -29,4 +30,5 @@ pub use kernel::{get_ready, report_what_is_shared};
 pub use make::{create, create_with, fork, fork_with};
 pub use prepare::{Begin, First, Preparation};
 pub use pulls::{Bound, Pulls};
+pub use snapshots::{is_of_snapshot, pull_snapshot, push_snapshot};
 pub use wanted::{Create, Taken, Wanted, read, wanted};

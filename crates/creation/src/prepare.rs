@@ -19,6 +19,7 @@ use super::late::{check_fit_for_commands, check_fit_for_memory};
 use super::mounts::mounts;
 use super::patches::patches;
 use super::shell_words::shell_words;
+use super::snapshots::find_snapshot;
 use crate::pulls::Pulls;
 use crate::{environment, labels};
 use micabox_program::failure::Failure;
@@ -110,7 +111,8 @@ impl Preparation<'_> {
             }
             return self.boot(options, builder, &overrides);
         };
-        let snapshot = settings::sandboxes(&store)?.snapshot(name)?;
+        let machine = &self.options.machine;
+        let snapshot = find_snapshot(machine, &store, name, self.pulls, &self.cancel)?;
         let restore = match options.files.root_disk() {
             None => Restore::new(&store, &snapshot)?,
             Some((path, false, _)) => Restore::on_root_disk(&store, &snapshot, &path)?,

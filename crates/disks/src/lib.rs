@@ -16,6 +16,8 @@ pub mod volume;
 pub use base::{Base, digest_of, image_name, mounted_images};
 pub use commit::commit_layer;
 pub use patch::{Patch, apply, unpack};
-pub use snapshot::{Ephemeral, NewSnapshot, Snapshot, Snapshots};
+pub use snapshot::{
+    Arriving, Departing, Ephemeral, Landing, Landings, NewSnapshot, Place, Snapshot, Snapshots,
+};
 pub use upper::{Change, ChangeKind, FrozenDisk, Unread};
 pub use volume::{MIN_VOLUME_SIZE, Volume, Volumes};

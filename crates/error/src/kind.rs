@@ -125,7 +125,8 @@ impl Error {
             | Self::ImageNotMounted(_)
             | Self::MountedChanges { .. }
             | Self::NotKeptAtEnd { .. }
-            | Self::NotServed { .. } => Kind::Damaged,
+            | Self::NotServed { .. }
+            | Self::SnapshotRefused { .. } => Kind::Damaged,
             Self::Command(_)
             | Self::Ambiguous(_)
             | Self::BadChange { .. }
@@ -143,6 +144,8 @@ impl Error {
             | Self::RootDiskUnnamed(_)
             | Self::SnapshotDiffers { .. } => Kind::Invalid,
             Self::HasMemory(_)
+            | Self::SnapshotStays { .. }
+            | Self::SnapshotElsewhere { .. }
             | Self::InFolder { .. }
             | Self::MountedFolder(_)
             | Self::MountedReadOnly(_)

@@ -298,9 +298,33 @@ pub enum Error {
         /// What it can't be used for now.
         wish: VolumeWish,
     },
-    /// A snapshot with memory can't be exported: it can be restored on this host only.
-    #[error("snapshot {0} holds a machine's memory, which can only continue on this host")]
+    /// A snapshot with memory can't be exported as a file, which says nothing of what its machine needs.
+    #[error("snapshot {0} holds a machine's memory, which a file can't have")]
     HasMemory(String),
+    /// A snapshot has something that is on this machine only, so that it can't go to a registry.
+    #[error("snapshot {name} can't be pushed: {problem}")]
+    SnapshotStays {
+        /// Its name.
+        name: String,
+        /// What it has.
+        problem: String,
+    },
+    /// What a registry has of a snapshot contradicts itself, or is of another version.
+    #[error("cannot use the snapshot {name}: {problem}")]
+    SnapshotRefused {
+        /// Its name in the registry.
+        name: String,
+        /// Which part of it, and what is wrong with it.
+        problem: String,
+    },
+    /// A machine that was saved elsewhere can't continue on this machine.
+    #[error("cannot use the snapshot {name} on this machine: {source}")]
+    SnapshotElsewhere {
+        /// Its name in the registry.
+        name: String,
+        /// What differs.
+        source: Box<micabox_vmm::Difference>,
+    },
     /// Only a running sandbox has memory to save.
     #[error("sandbox {0} does not run, so it has no memory to save")]
     NotRunning(String),

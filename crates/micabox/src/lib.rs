@@ -47,8 +47,8 @@ pub use worker::worker_kinds;
 pub use worker::{fork_processes, run_if_worker, run_if_worker_with};
 
 pub use micabox_disks::{
-    Base, Change, ChangeKind, FrozenDisk, MIN_VOLUME_SIZE, NewSnapshot, Patch, Snapshot, Unread,
-    Volume,
+    Arriving, Base, Change, ChangeKind, Departing, FrozenDisk, Landing, Landings, MIN_VOLUME_SIZE,
+    NewSnapshot, Patch, Place, Snapshot, Unread, Volume,
 };
 pub use micabox_error::{DiskProblem, Error, ErrorKind, PlanError, Source, VolumeUser, VolumeWish};
 pub use micabox_file::{FileKind, Timestamp};

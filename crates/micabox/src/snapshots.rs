@@ -2,8 +2,11 @@
 
 use std::io::{Read, Write};
 
-use micabox_disks::{Ephemeral, NewSnapshot, Snapshot, Snapshots};
+use micabox_disks::{
+    Arriving, Departing, Ephemeral, Landings, NewSnapshot, Place, Snapshot, Snapshots,
+};
 use micabox_error::Error;
+use micabox_image::{Digest, Reference};
 use micabox_parsers::Notes;
 
 use crate::builder::FromMemory;
@@ -116,5 +119,45 @@ impl Sandboxes {
         from: &mut dyn Read,
     ) -> Result<(Snapshot, Notes), Error> {
         Snapshots(self.as_ref()).import(name, from)
+    }
+
+    /// Reads what goes to a registry of a snapshot.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSnapshot`]; [`Error::SnapshotStays`] if it has something that is on this machine only;
+    /// [`Error::DamagedSnapshot`].
+    pub fn departing_snapshot(&self, name: &str) -> Result<Departing, Error> {
+        Snapshots(self.as_ref()).departing(name)
+    }
+
+    /// Makes the snapshot `name` of one that a registry has under the digest `manifest`. `image` is the name of its image,
+    /// which is in the store. `fetch` fills its files, each byte of which is compared. A snapshot that was pulled by the
+    /// same name is replaced.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`]; [`Error::SnapshotRefused`] if a file is another one than
+    /// its document says; those of `fetch`.
+    pub fn arrived_snapshot<E: From<Error>>(
+        &self,
+        arriving: Arriving,
+        name: &str,
+        image: Option<&Reference>,
+        manifest: &Digest,
+        fetch: impl FnOnce(Landings) -> Result<(), E>,
+    ) -> Result<(Snapshot, Notes), E> {
+        Snapshots(self.as_ref()).arrive(arriving, name, image, manifest, fetch)
+    }
+
+    /// Notes that a registry has a snapshot, and keeps the maps of its disk and of its memory.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSnapshot`], [`Error::State`].
+    pub fn note_snapshot_place(
+        &self,
+        name: &str,
+        place: Place,
+        maps: [Option<Vec<u8>>; 2],
+    ) -> Result<(), Error> {
+        Snapshots(self.as_ref()).note_place(name, place, maps)
     }
 }

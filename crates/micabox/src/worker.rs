@@ -12,6 +12,7 @@ const WORKERS: &[Kind] = &[
     micabox_lazy::INFLATER,
     micabox_share::KIND,
     micabox_mount::LOADER,
+    micabox_vmm::NEEDS,
     micabox_vmm::QEMU_WORKER,
     micabox_vmm::HOST_WORKER,
     micabox_start::KIND,

@@ -126,7 +126,11 @@ const CAUSES: &[Cause] = causes! {
     E::NoSuchSnapshot(_) => "`mica snapshot ls` lists all snapshots",
     E::SnapshotExists(_) => "choose another name, or remove that one with `mica snapshot rm`",
     E::NothingRuns(_) => "add a COMMAND: `mica run --from NAME COMMAND`",
-    E::HasMemory(_) => "make a snapshot of the disk alone, without --memory",
+    E::HasMemory(_) =>
+        "`mica push SNAPSHOT REF` sends it to a registry; or make a snapshot of the disk alone, without --memory",
+    E::SnapshotStays { .. } => "make a snapshot of the disk alone, without --memory",
+    E::SnapshotElsewhere { .. } =>
+        "use it on a machine like the one that saved it, or make a snapshot there of the disk alone, without --memory",
     // Volumes.
     E::NoSuchVolume(_) => "`mica volume ls` lists all volumes",
     E::VolumeExists(_) => "choose another name, or remove that one with `mica volume rm`",

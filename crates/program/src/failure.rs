@@ -270,6 +270,7 @@ impl From<micabox_transfer::PullError> for Failure {
             Pull::Refused { .. } | Pull::Signatures { .. } | Pull::Policy(_) => {
                 Some(ErrorKind::Invalid)
             }
+            Pull::Snapshot { .. } => Some(ErrorKind::Damaged),
             _ => None,
         };
         let is_refused = matches!(error, Pull::Refused { .. });

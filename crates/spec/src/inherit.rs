@@ -3,10 +3,22 @@
 //! The functions that take only a part name every setting, so that a new one is decided here before it compiles; one of the
 //! machine, in `machine.rs`.
 
+use std::path::PathBuf;
+
 use micabox_wire::Init;
 use serde::Serialize;
 
-use crate::{Command, Root, Setup, Spec, Transport, Upper};
+use crate::{Command, MountSource, Root, Setup, Spec, Transport, Upper};
+
+/// Returns that something mounted is on the machine where it was mounted; none if it is in the sandbox itself.
+fn of_its_machine(source: &MountSource) -> Option<&'static str> {
+    match source {
+        MountSource::Tmpfs(_) => None,
+        MountSource::Volume(_) => Some("a volume is mounted in it"),
+        MountSource::Image(_) => Some("another image is mounted in it"),
+        MountSource::Bind(_) => Some("a folder or a file of its machine is mounted in it"),
+    }
+}
 
 impl Spec {
     /// Returns what is saved with the machine of a start: what a copy may need to know of it. `transport` and `root` are
@@ -59,6 +71,55 @@ impl Spec {
             network: network.clone(),
             ..Self::default()
         }
+    }
+
+    /// Returns the settings with which a machine that was saved with these continues on another machine, or that another
+    /// one has sent: nothing in them names what is on this machine, or opens what is closed here.
+    ///
+    /// # Errors
+    /// What it has that is on the machine where it was saved.
+    pub fn elsewhere(&self) -> Result<Self, &'static str> {
+        let Self {
+            machine,
+            backend: _,      // what can restore it, or none
+            transport,       // the same devices
+            root,            // the same mounts
+            upper,           // the same disk, if it has one
+            setup,           // filesystems in its own memory
+            init,            // runs already
+            command,         // reattached if that is asked for
+            hostname: _,     // names one sandbox
+            stop_signal,     // of the command that runs
+            network,         // the same device; what was closed stays closed, and nothing is opened
+            vsock,           // only whether there is a device
+            expiry: _,       // counts from a sandbox's own creation
+            boot_timeout: _, // nothing boots
+            cold: _,         // nothing boots
+            auto_remove: _,  // an option of each copy
+            labels: _,       // an option of each copy
+        } = self;
+        match upper {
+            Upper::Tmpfs | Upper::Disk { .. } => {}
+            Upper::Folder { .. } => return Err("its changes are in a folder of its machine"),
+            Upper::InPlace => return Err("its changes are in its root disk"),
+        }
+        let sources = setup.mounts.iter().map(|mount| &mount.source);
+        if let Some(problem) = sources.filter_map(of_its_machine).next() {
+            return Err(problem);
+        }
+        Ok(Self {
+            machine: machine.copied(),
+            transport: *transport,
+            root: *root,
+            upper: upper.clone(),
+            setup: setup.clone(),
+            init: *init,
+            command: command.clone(),
+            stop_signal: *stop_signal,
+            network: network.elsewhere()?,
+            vsock: vsock.as_ref().map(|_| PathBuf::new()),
+            ..Self::default()
+        })
     }
 
     /// Returns the settings of a sandbox whose machine is saved as the template of this one's: without what is set up after
@@ -150,6 +211,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::network::Rules;
     use crate::{
         BackendChoice, BindSource, Expiry, Machine, Mount, MountSource, Network, UserNetwork,
         machine,
@@ -260,6 +322,72 @@ mod tests {
             let mut spec = Spec::default();
             change(&mut spec, all_set());
             assert_eq!(key(&spec), plain);
+        }
+    }
+
+    #[test]
+    fn a_machine_elsewhere_opens_and_names_nothing_of_either_machine() {
+        let mut original = all_set();
+        original.network = Network::User(UserNetwork {
+            allow: vec!["192.168.0.0/16".parse().unwrap()],
+            deny: vec!["10.0.0.0/8".parse().unwrap()],
+            resolvers: vec!["127.0.0.1:53".parse().unwrap()],
+            ..UserNetwork::default()
+        });
+        let elsewhere = original.elsewhere().unwrap();
+        assert_eq!(elsewhere.elsewhere(), Ok(elsewhere.clone()));
+        let Network::User(network) = &elsewhere.network else {
+            panic!("it has a network");
+        };
+        // What it might reach is narrower, and no private network is opened.
+        assert_eq!(network.narrower.allow, ["192.168.0.0/16".parse().unwrap()]);
+        assert_eq!(network.narrower.deny, ["10.0.0.0/8".parse().unwrap()]);
+        assert!(network.allow.is_empty() && network.resolvers.is_empty());
+        // The device stays, and leads nowhere.
+        assert_eq!(elsewhere.vsock, Some(PathBuf::new()));
+        assert_eq!(elsewhere.upper, original.upper);
+        assert_eq!(elsewhere.command, original.command);
+        assert_eq!((elsewhere.hostname, elsewhere.labels.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_machine_with_something_of_this_one_does_not_go_elsewhere() {
+        type Change = fn(&mut Spec);
+        let changes: [Change; 4] = [
+            |spec| spec.upper = Upper::InPlace,
+            |spec| {
+                spec.upper = Upper::Folder {
+                    path: "/home".into(),
+                }
+            },
+            |spec| {
+                let source = BindSource {
+                    source: "/home".into(),
+                    cached: false,
+                    alone: false,
+                };
+                spec.setup.mounts = vec![Mount {
+                    target: "/srv".into(),
+                    source: MountSource::Bind(source),
+                    read_only: true,
+                }];
+            },
+            |spec| {
+                let rules = Rules {
+                    allow: vec!["1.1.1.1/32".parse().unwrap()],
+                    ..Rules::default()
+                };
+                spec.network = Network::User(UserNetwork {
+                    allow: rules.allow.clone(),
+                    narrower: rules,
+                    ..UserNetwork::default()
+                });
+            },
+        ];
+        for change in changes {
+            let mut spec = all_set();
+            change(&mut spec);
+            assert!(spec.elsewhere().is_err());
         }
     }
 

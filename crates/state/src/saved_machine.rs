@@ -55,6 +55,19 @@ impl SavedMachine {
         }
     }
 
+    /// Returns the record with which the machine continues on another machine, or that another one has sent.
+    ///
+    /// # Errors
+    /// What it has that is on the machine where it was saved.
+    pub fn elsewhere(&self) -> Result<Self, &'static str> {
+        Ok(Self {
+            spec: self.spec.elsewhere()?,
+            main: self.main,
+            memory: None,
+            base: None,
+        })
+    }
+
     /// Returns the agent's number for the first command.
     pub fn main(&self) -> Option<u32> {
         self.main

@@ -14,6 +14,7 @@ mod order;
 mod pull;
 mod push;
 pub mod settings;
+pub mod snapshot;
 mod traced;
 mod trust;
 mod verify;

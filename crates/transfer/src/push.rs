@@ -101,6 +101,14 @@ pub enum PushError {
          --lazy, and run its program once"
     )]
     NoOrder(String),
+    /// A file of a snapshot can't be read, or its blobs can't be made.
+    #[error("cannot push the snapshot {name}: {source}")]
+    Snapshot {
+        /// The snapshot's name.
+        name: String,
+        /// Which file, and why.
+        source: io::Error,
+    },
     /// The destination has a digest, which only the pushed manifest can determine.
     #[error("cannot push to {0}: a destination has a tag and no digest")]
     Digest(Box<Reference>),

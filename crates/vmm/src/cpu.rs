@@ -45,6 +45,27 @@ impl Flags {
     }
 }
 
+/// Returns the vendor of the host's processor, by CPUID's leaf 0; empty on another architecture.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn vendor() -> String {
+    // SAFETY: every x86-64 has CPUID. Newer compilers than the oldest that will do know that.
+    #[allow(unsafe_code, unused_unsafe)]
+    let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
+    vendor_text(leaf.ebx, leaf.ecx, leaf.edx)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn vendor() -> String {
+    String::new()
+}
+
+/// Returns the text of a vendor, which is in EBX, EDX and ECX of CPUID's leaf 0, in this order.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn vendor_text(ebx: u32, ecx: u32, edx: u32) -> String {
+    let bytes = [ebx, edx, ecx].map(u32::to_le_bytes).concat();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

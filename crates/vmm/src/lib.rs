@@ -23,6 +23,7 @@ mod host_kvm;
 #[cfg(target_arch = "x86_64")]
 pub mod kvm;
 mod lack;
+mod needs;
 mod process;
 pub mod qemu;
 mod snapshot;
@@ -41,6 +42,7 @@ pub use host::{HOST_WORKER, Host};
 #[cfg(target_arch = "x86_64")]
 pub use kvm::{Kvm, WORKER};
 pub use lack::Lack;
+pub use needs::{Difference, LeafDifference, NEEDS, Needs, Unreadable};
 pub use qemu::{QEMU_WORKER, Qemu};
 pub use snapshot::Snapshot;
 

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use micabox::words::OrNone;
+use micabox_creation::{is_of_snapshot, pull_snapshot};
 use micabox_image::progress::Silent;
 use micabox_image::store::Image;
-use micabox_image::{Platform, Progress, Reference};
+use micabox_image::{Platform, Progress, Reference, Store};
 use micabox_transfer::{
     PullOptions, PullPolicy, Verified, pull_blocking, verify_conversion_blocking,
 };
@@ -18,10 +19,14 @@ use micabox_program::output::{print, print_json, warn_json};
 use micabox_program::progress::Reports;
 use micabox_program::{bars, packing, settings};
 
-/// Pull an image from a registry
+/// Pull an image or a snapshot from a registry
 ///
 /// Layers in the store are not fetched again. Credentials are Docker's: those
 /// of `mica login` and `docker login`, credential helpers included.
+///
+/// A snapshot that `mica push` has sent comes with its image. One with memory is refused before it is fetched on a
+/// machine where it can't continue. It is called as the last part of its NAME, and its TAG unless that is `latest`:
+/// `mica run --from` starts it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Platform of the image [default: this machine's]
@@ -48,7 +53,11 @@ pub struct Args {
     #[arg(long, value_name = "KIND", default_value = "auto")]
     progress: Shown,
 
-    /// The image: NAME, NAME:TAG or NAME@DIGEST
+    /// A name for the snapshot, in place of its NAME and TAG
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["platform", "verify_conversion"])]
+    name: Option<String>,
+
+    /// The image or snapshot: NAME, NAME:TAG or NAME@DIGEST
     #[arg(value_name = "IMAGE")]
     image: Reference,
 }
@@ -73,20 +82,45 @@ fn check_same(name: &Reference, image: &Image, verified: &Verified) -> Result<()
     Err(Failure::new(problem).hint("pull it again"))
 }
 
-/// Pulls an image.
+/// Pulls a snapshot.
+fn snapshot(
+    store: &Store,
+    args: &Args,
+    options: &PullOptions,
+    progress: &dyn Fn() -> Arc<dyn Progress>,
+) -> Outcome {
+    let name = args.name.as_deref();
+    let snapshot = pull_snapshot(store, &args.image, name, options, progress)?;
+    if args.json {
+        let place = snapshot.places.iter().find(|place| place.pulled);
+        print_json(&json!({
+            "reference": args.image.to_string(),
+            "manifest_digest": place.map(|place| &place.manifest),
+            "snapshot": snapshot.name,
+        }))?;
+    } else {
+        print(&format!("{}\n", snapshot.name))?;
+    }
+    Ok(0)
+}
+
+/// Pulls an image, or a snapshot.
 pub fn execute(args: Args) -> Outcome {
     let store = settings::store()?;
     let mut options = PullOptions::new(settings::settings()?);
-    options.platform = args.platform.and_then(|OrNone(platform)| platform);
+    options.platform = args.platform.clone().and_then(|OrNone(platform)| platform);
     options.policy = PullPolicy::Always;
     options.lazy = args.lazy;
     let name = args.image.familiar();
-    let image = {
-        let progress: Arc<dyn Progress> = match args.progress {
+    let watch = || -> Arc<dyn Progress> {
+        match args.progress {
             _ if args.quiet => Arc::new(Silent),
             Shown::Auto => bars::watch(&name),
             Shown::Json => Arc::new(Reports::new(|report| warn_json(&report))),
-        };
+        }
+    };
+    let image = {
+        let progress = watch();
         let verified = if args.verify_conversion {
             let progress = Arc::clone(&progress);
             let verified = verify_conversion_blocking(&store, &args.image, &options, progress);
@@ -94,7 +128,15 @@ pub fn execute(args: Args) -> Outcome {
         } else {
             None
         };
-        let image = pull_blocking(&store, &args.image, &options, progress)?;
+        if args.name.is_some() {
+            return snapshot(&store, &args, &options, &watch);
+        }
+        let image = match pull_blocking(&store, &args.image, &options, progress) {
+            Err(error) if is_of_snapshot(&error) => {
+                return snapshot(&store, &args, &options, &watch);
+            }
+            image => image?,
+        };
         if let Some(verified) = verified {
             check_same(&args.image, &image, &verified)?;
         }

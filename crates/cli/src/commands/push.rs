@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use micabox_image::progress::Silent;
-use micabox_image::{Compression, Progress, Reference};
+use micabox_image::{Compression, Progress, Reference, Store, store};
 use micabox_transfer::{PushOptions, push_blocking, push_start_order_blocking};
 use serde_json::json;
 
@@ -11,7 +11,7 @@ use micabox_program::failure::{Failure, Outcome};
 use micabox_program::output::{print, print_json};
 use micabox_program::{bars, settings};
 
-/// Push an image to a registry
+/// Push an image or a snapshot to a registry
 ///
 /// Layers that the registry has are not sent; others are rebuilt from the store, with their
 /// original diff IDs. Credentials are those of `mica login`
@@ -19,6 +19,10 @@ use micabox_program::{bars, settings};
 ///
 /// The digest that it prints is the registry's. It is the store's if the registry had all layers
 /// as they were pulled; layers that are rebuilt are packed anew and have other blobs.
+///
+/// A snapshot goes with its memory, if it has one: `mica pull` and `mica run --from NAME:TAG` take it on another
+/// machine. Its image goes to the same repository, and of its chunks only those that no snapshot has there. If an
+/// image and a snapshot have the same name, it is the image that is pushed: `mica snapshot push` sends the snapshot.
 ///
 /// With --erofs the tag names an index of two forms of the image, whose digest is printed: the
 /// archives, which all clients take, and EROFS images in chunks that can be read one by one.
@@ -45,11 +49,11 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// The image: a name or a digest
-    #[arg(value_name = "IMAGE")]
+    /// The image, by a name or a digest; or the snapshot, by its name
+    #[arg(value_name = "IMAGE|SNAPSHOT")]
     image: String,
 
-    /// The destination: NAME or NAME:TAG [default: the image's name]
+    /// The destination: NAME or NAME:TAG [default: the image's name; a snapshot needs one]
     #[arg(value_name = "DESTINATION")]
     destination: Option<Reference>,
 }
@@ -69,10 +73,10 @@ pub fn both_forms(image: &str, target: &Reference, quiet: bool, json: bool) -> O
 
 /// Checks the destination: a name without registry and user means Docker's own images, which only
 /// Docker can push.
-fn check(args: &Args) -> Option<Failure> {
-    let typed = match &args.destination {
+fn check(pushed: &str, destination: Option<&Reference>) -> Option<Failure> {
+    let typed = match destination {
         Some(destination) => destination.familiar(),
-        None => args.image.clone(),
+        None => pushed.to_owned(),
     };
     let name: Reference = typed.parse().ok()?;
     let is_short = !typed.contains('/') && name.digest().is_none();
@@ -83,17 +87,70 @@ fn check(args: &Args) -> Option<Failure> {
              Docker's own"
         ))
         .hint(format!(
-            "name one: `mica push {0} REGISTRY/NAME`, or USER/NAME on {registry}",
-            args.image
+            "name one: `mica push {pushed} REGISTRY/NAME`, or USER/NAME on {registry}"
         ))
     };
     is_short.then(failure)
 }
 
-/// Pushes an image.
+/// Returns whether the name is that of a snapshot, and of no image. Flags about layers are about images.
+fn is_snapshot(store: &Store, args: &Args) -> Result<bool, Failure> {
+    if args.start_order || args.erofs {
+        return Ok(false);
+    }
+    match store.image(&args.image) {
+        Err(store::Error::NoImage { .. }) => {
+            let snapshot = settings::sandboxes(store)?.snapshot(&args.image);
+            Ok(snapshot.is_ok())
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Pushes a snapshot.
+pub fn snapshot(name: &str, destination: Option<&Reference>, quiet: bool, json: bool) -> Outcome {
+    let store = settings::store()?;
+    let Some(destination) = destination else {
+        return Err(Failure::new(format!(
+            "cannot push the snapshot {name}: it has no name in a registry"
+        ))
+        .hint(format!("name one: `mica push {name} REGISTRY/NAME`")));
+    };
+    if let Some(failure) = check(name, Some(destination)) {
+        return Err(failure);
+    }
+    let options = PushOptions::new(settings::settings()?);
+    let progress = || -> Arc<dyn Progress> {
+        if quiet {
+            Arc::new(Silent)
+        } else {
+            bars::watch_pushing(name)
+        }
+    };
+    let pushed = micabox_creation::push_snapshot(&store, name, destination, &options, &progress)?;
+    if json {
+        print_json(&json!({
+            "reference": pushed.reference.to_string(),
+            "manifest_digest": pushed.manifest_digest,
+            "packs": pushed.packs,
+            "present": pushed.present,
+            "sent": pushed.sent,
+        }))?;
+    } else {
+        let name = pushed.reference.familiar();
+        print(&format!("{name} {}\n", pushed.manifest_digest))?;
+    }
+    Ok(0)
+}
+
+/// Pushes an image, or a snapshot.
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
-    if let Some(failure) = check(args) {
+    if is_snapshot(&store, args)? {
+        let destination = args.destination.as_ref();
+        return snapshot(&args.image, destination, args.quiet, args.json);
+    }
+    if let Some(failure) = check(&args.image, args.destination.as_ref()) {
         // A missing image is the first error to report.
         store.image(&args.image)?;
         return Err(failure);

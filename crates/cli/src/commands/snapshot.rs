@@ -5,9 +5,10 @@ use std::io::{self, BufReader};
 use std::path::PathBuf;
 
 use micabox::Snapshot;
+use micabox_image::Reference;
 use micabox_overlay::host::WholeFile;
 
-use super::notes;
+use super::{notes, push};
 use crate::template::{self, Fields, Row, Template};
 use micabox_program::failure::{Failure, Outcome};
 use micabox_program::output::{ago, print, print_json, rfc3339, size};
@@ -69,6 +70,21 @@ enum Action {
         /// A name in place of its own
         #[arg(value_name = "NAME")]
         name: Option<String>,
+    },
+    /// Push a snapshot to a registry, as `mica push` does where no image has its name
+    Push {
+        /// Say nothing meanwhile
+        #[arg(short, long)]
+        quiet: bool,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+        /// Name of the snapshot
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// The destination: NAME or NAME:TAG
+        #[arg(value_name = "DESTINATION")]
+        destination: Reference,
     },
     /// Remove snapshots
     Rm {
@@ -175,6 +191,12 @@ pub fn execute(args: &Args) -> Outcome {
             print(&format!("{}\n", snapshot.name))?;
             Ok(0)
         }
+        Action::Push {
+            quiet,
+            json,
+            name,
+            destination,
+        } => push::snapshot(name, Some(destination), *quiet, *json),
         Action::Rm { names } => super::for_each(names, |name| {
             sandboxes.remove_snapshot(name)?;
             Ok(name.to_owned())

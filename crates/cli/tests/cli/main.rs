@@ -45,6 +45,8 @@ mod share_programs;
 mod shares;
 mod signatures;
 mod snapshot_files;
+mod snapshot_lies;
+mod snapshot_registry;
 mod start_failures;
 mod stop;
 mod store_serve;

@@ -15,6 +15,7 @@ mod outside;
 mod packed;
 mod pool;
 mod snapshot;
+mod snapshot_registry;
 #[path = "../support/mod.rs"]
 mod support;
 mod upper_folder;

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each of two programs uses a part of it")]
 
+pub mod artifact;
 pub mod e2b;
 pub mod exec;
 pub mod full;

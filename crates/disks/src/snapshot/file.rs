@@ -25,7 +25,7 @@ use serde::{Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::Snapshots;
-use super::{DISK, Snapshot, settle};
+use super::{DISK, SIZE_MAX, Snapshot, settle};
 use crate::upper::data_runs;
 
 const MAGIC: &[u8; 19] = b"micabox snapshot 1\n";
@@ -38,9 +38,6 @@ const RUNS_MAX: usize = 4 << 20;
 
 /// Most bytes of a head between two runs, and before and after all of them.
 const TEXT_MAX: usize = 1 << 20;
-
-/// Most bytes of a disk.
-const SIZE_MAX: u64 = 16 << 40;
 
 /// Bytes copied at a time.
 const PIECE: usize = 1 << 20;
@@ -98,6 +95,7 @@ impl Snapshots<'_> {
         // The file contains only a disk. Whose snapshot it is here is not the file's to say.
         (snapshot.memory, snapshot.ephemeral) = (None, false);
         snapshot.labels.clear();
+        snapshot.places.clear();
         snapshot.base = snapshot.base.elsewhere();
         if let Some(name) = name {
             name.clone_into(&mut snapshot.name);
@@ -107,7 +105,7 @@ impl Snapshots<'_> {
             let path = snapshot.directory.join(DISK);
             read_disk(&mut from, &path, snapshot.size, &runs).map_err(failed)?;
             notes = settle(&path)?;
-            Ok(())
+            Ok::<_, Error>(())
         })?;
         Ok((snapshot, notes))
     }
@@ -120,6 +118,7 @@ fn write(snapshot: Snapshot, path: &Path, to: &mut dyn Write) -> io::Result<()> 
         // They are for programs of this machine.
         snapshot: Snapshot {
             labels: BTreeMap::new(),
+            places: Vec::new(),
             ..snapshot
         },
         runs: runs.clone(),

@@ -20,12 +20,12 @@ use crate::freeze::{Problem, SaveTo, freeze};
 use crate::upper::{copy, data_runs};
 
 /// Names of the files with the machine's state, its memory, and the description for a restore.
-const MACHINE: &str = "machine";
-const MEMORY: &str = "memory";
+pub(super) const MACHINE: &str = "machine";
+pub(super) const MEMORY: &str = "memory";
 const DESCRIPTION: &str = "machine.json";
 
 /// All files that a killed process may have left in a snapshot's directory.
-pub(super) const FILES: [&str; 4] = [DISK, MACHINE, MEMORY, DESCRIPTION];
+pub(super) const FILES: [&str; 6] = [DISK, MACHINE, MEMORY, DESCRIPTION, "disk.map", "memory.map"];
 
 /// Name of a template's list of the pages that its copies write to first.
 const TOUCHED: &str = "touched";
@@ -70,7 +70,7 @@ pub fn disk(directory: &Path) -> PathBuf {
 }
 
 /// Writes a machine's description beside it.
-fn describe(directory: &Path, machine: &SavedMachine) -> Result<(), Error> {
+pub(super) fn describe(directory: &Path, machine: &SavedMachine) -> Result<(), Error> {
     let path = directory.join(DESCRIPTION);
     serde_json::to_vec_pretty(machine)
         .map_err(io::Error::from)
@@ -93,7 +93,7 @@ impl Snapshots<'_> {
             let written = sync(&snapshot.directory.join(MACHINE)).and_then(|()| written(&path));
             machine.set_written(written.map_err(Error::state("reading", &path))?);
             snapshot.memory = Some(machine);
-            Ok(())
+            Ok::<_, Error>(())
         };
         let snapshot = of(&found.record, new.name, new.labels)?;
         Ok(self.add(snapshot, new.replaces, fill)?.0)
@@ -113,7 +113,7 @@ impl Snapshots<'_> {
         let fill = |snapshot: &mut Snapshot| {
             let directory = &snapshot.directory;
             snapshot.memory = Some(save(&found.record, &found.path, directory, true)?);
-            Ok(())
+            Ok::<_, Error>(())
         };
         let (snapshot, lock) = self.add(snapshot, None, fill)?;
         Ok(Ephemeral {
@@ -252,12 +252,12 @@ pub fn description(directory: &Path) -> Result<SavedMachine, Error> {
     serde_json::from_slice(&text).map_err(|error| Error::state("reading", &path)(error.into()))
 }
 
-fn sync(path: &Path) -> io::Result<()> {
+pub(super) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
 /// Syncs a file and returns its identity.
-fn written(path: &Path) -> io::Result<Written> {
+pub(super) fn written(path: &Path) -> io::Result<Written> {
     sync(path)?;
     // The stamp comes first: a change while the bytes are read changes it.
     Ok(Written {
@@ -268,7 +268,7 @@ fn written(path: &Path) -> io::Result<Written> {
 
 /// Returns the SHA-256 over the length, and offset and bytes of every page that isn't zero: the
 /// same wherever the host's filesystem has holes.
-fn digest(file: &File) -> io::Result<String> {
+pub(super) fn digest(file: &File) -> io::Result<String> {
     let mut hash = Sha256::new();
     hash.update(file.metadata()?.len().to_le_bytes());
     let mut buffer = vec![0; 256 * PAGE];

@@ -6,6 +6,7 @@
 //! sandboxes/snapshot-<name>/machine         processors and devices
 //! sandboxes/snapshot-<name>/memory          the machine's memory
 //! sandboxes/snapshot-<name>/machine.json    the machine's settings, for a restore
+//! sandboxes/snapshot-<name>/*.map           which chunks the disk and the memory are, if a registry has them
 //! sandboxes/snapshot-<name>/snapshot.json   the snapshot's record; written last, unless ephemeral
 //! sandboxes/snapshot-<name>/lock            locked (flock) while it is made
 //! sandboxes/snapshot-<name>/lease.json      keeps the image in the store
@@ -16,6 +17,7 @@ mod base;
 mod file;
 mod memory;
 mod new;
+mod registry;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -40,11 +42,15 @@ use new::Replaces;
 pub use file::head_alone;
 pub use memory::{Ephemeral, description, disk, learn, open, open_checked, save};
 pub use new::NewSnapshot;
+pub use registry::{Arriving, Departing, Landing, Landings, Place};
 
 const PREFIX: &str = "snapshot-";
 const DISK: &str = "disk.ext4";
 const RECORD: &str = "snapshot.json";
 const LOCK: &str = "lock";
+
+/// Most bytes of a disk.
+const SIZE_MAX: u64 = 16 << 40;
 
 /// A copy of a sandbox's disk, or of a whole sandbox with its memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -66,6 +72,9 @@ pub struct Snapshot {
     /// What the program that made it has noted ([`NewSnapshot::labels`]). A file has none of it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Registries that have it. A file has none of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<Place>,
     /// Whether the snapshot is ephemeral: it exists for as long as its lock is held.
     #[serde(
         default,
@@ -108,21 +117,21 @@ impl Snapshots<'_> {
             copy_frozen(self.0.directory(), &record.id, &disk)?;
             disk.sync_all().map_err(Error::state("writing", &path))?;
             notes = settle(&path)?;
-            Ok(())
+            Ok::<_, Error>(())
         })?;
         Ok((snapshot, notes))
     }
 
     /// Makes a snapshot of what `fill` puts into its directory. Returns it with its lock, which a
     /// complete snapshot needs only if it is ephemeral.
-    fn add(
+    fn add<E: From<Error>>(
         &self,
         mut snapshot: Snapshot,
         replaces: Option<Replaces>,
-        fill: impl FnOnce(&mut Snapshot) -> Result<(), Error>,
-    ) -> Result<(Snapshot, Lock), Error> {
+        fill: impl FnOnce(&mut Snapshot) -> Result<(), E>,
+    ) -> Result<(Snapshot, Lock), E> {
         if !is_valid(&snapshot.name) {
-            return Err(Error::BadSnapshotName(snapshot.name));
+            return Err(Error::BadSnapshotName(snapshot.name).into());
         }
         if replaces.is_some() {
             self.check_replaced(&snapshot.name, replaces)?;
@@ -137,17 +146,19 @@ impl Snapshots<'_> {
             claim(&directory, &snapshot.name)?
         };
         let made = lease(self.0.store(), &snapshot)
+            .map_err(E::from)
             .and_then(|()| fill(&mut snapshot))
             .and_then(|()| {
                 if snapshot.ephemeral {
                     // It has no other user; unlocked and without a record it is removed.
                     return Ok(());
                 }
-                write_record(&snapshot).map_err(Error::state("writing", &directory))
+                let written = write_record(&snapshot);
+                Ok(written.map_err(Error::state("writing", &directory))?)
             })
             .and_then(|()| match replaces {
                 None => Ok(()),
-                Some(_) => self.put_in_place(&mut snapshot, replaces),
+                Some(_) => Ok(self.put_in_place(&mut snapshot, replaces)?),
             });
         match made {
             Ok(()) => {
@@ -240,6 +251,7 @@ fn of(record: &Record, name: String, labels: BTreeMap<String, String>) -> Result
             Upper::Tmpfs | Upper::Folder { .. } | Upper::InPlace => 0,
         },
         memory: None,
+        places: Vec::new(),
         ephemeral: false,
         directory: PathBuf::new(),
         mounted: mounted_images(&record.spec.setup)?,

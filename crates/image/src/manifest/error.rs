@@ -33,6 +33,9 @@ pub enum ManifestError {
     /// Another artifact that registries hold: a chart, a signature, a module.
     #[error("it is not a container image but an artifact of type `{0}`")]
     Artifact(String),
+    /// An image, where a snapshot was asked for.
+    #[error("it is no snapshot")]
+    NoSnapshot,
     /// The index has no image for this platform.
     #[error(
         "there is no image for {wanted}, only for {}; choose with --platform",

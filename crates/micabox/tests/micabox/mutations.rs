@@ -18,6 +18,11 @@ fn a_mutated_head_describes_a_disk_that_can_be() {
 }
 
 #[test]
+fn a_mutated_config_of_a_snapshot_in_a_registry_names_an_image_beside_it() {
+    mutate::run(&snapshot::config_seeds(), 2000, snapshot::config);
+}
+
+#[test]
 fn a_mutated_record_is_written_as_it_was_read() {
     mutate::run(&snapshot::records(), 2000, snapshot::record);
 }

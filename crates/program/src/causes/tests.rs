@@ -173,7 +173,21 @@ fn with_hints() -> Vec<(E, &'static str)> {
         (E::NoSuchSnapshot(name()), "snapshot ls"),
         (E::SnapshotExists(name()), "snapshot rm"),
         (E::NothingRuns(name()), "COMMAND"),
-        (E::HasMemory(name()), "without --memory"),
+        (E::HasMemory(name()), "mica push"),
+        (
+            E::SnapshotStays {
+                name: name(),
+                problem: name(),
+            },
+            "without --memory",
+        ),
+        (
+            E::SnapshotElsewhere {
+                name: name(),
+                source: Box::new(micabox_vmm::Difference::Monitor { theirs: name() }),
+            },
+            "like the one that saved it",
+        ),
         (E::NoSuchVolume(name()), "volume ls"),
         (E::VolumeExists(name()), "volume rm"),
         (volume(Write, Process), "try again"),

@@ -71,6 +71,39 @@ impl Network {
         }
     }
 
+    /// Returns the network of a copy on another machine: what was closed stays closed, and nothing of that machine's is
+    /// open or named.
+    ///
+    /// # Errors
+    /// Its rules can't be combined.
+    pub(crate) fn elsewhere(&self) -> Result<Self, &'static str> {
+        let Self::User(user) = self else {
+            return Ok(Self::None);
+        };
+        let UserNetwork {
+            allow,
+            deny,
+            narrower,
+            publish: _,   // ports of its machine
+            resolvers: _, // addresses that its machine reaches
+            rate,
+        } = user;
+        // In `allow` itself, a rule would open private networks.
+        let allow = match (allow.is_empty(), narrower.allow.is_empty()) {
+            (true, _) => narrower.allow.clone(),
+            (false, true) => allow.clone(),
+            (false, false) => return Err("its network has two lists of what it may reach"),
+        };
+        Ok(Self::User(UserNetwork {
+            narrower: Rules {
+                allow,
+                deny: [&deny[..], &narrower.deny].concat(),
+            },
+            rate: *rate,
+            ..UserNetwork::default()
+        }))
+    }
+
     /// Returns whether there is a network.
     #[must_use]
     pub fn is_some(&self) -> bool {

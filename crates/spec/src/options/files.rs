@@ -24,7 +24,8 @@ use crate::{Spec, Upper};
 pub struct FileOptions {
     /// Start from a copy of a snapshot's disk, on its image, without an IMAGE. A snapshot with
     /// memory continues where it was: without a COMMAND with the one that runs in it, and with
-    /// the network that it had unless flags change that
+    /// the network that it had unless flags change that. One in a registry, by its NAME:TAG, is
+    /// pulled if it is not here
     #[cfg_attr(feature = "clap", arg(long, value_name = "SNAPSHOT", conflicts_with_all = exclusions::of_snapshots()))]
     pub from: Option<String>,
 

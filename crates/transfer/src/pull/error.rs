@@ -1,6 +1,7 @@
 //! Why pulls fail.
 
 use std::io;
+use std::path::PathBuf;
 
 use micabox_image::convert;
 use micabox_image::manifest::ManifestError;
@@ -59,6 +60,22 @@ pub enum PullError {
         /// The layer's diff ID.
         layer: Digest,
         /// The registry's error, or what is wrong with what it sent.
+        source: io::Error,
+    },
+    /// A part of a snapshot lies.
+    #[error("cannot use the snapshot {reference}: {problem}")]
+    Snapshot {
+        /// The snapshot.
+        reference: Box<Reference>,
+        /// Which part, and what is wrong with it.
+        problem: String,
+    },
+    /// A file of a snapshot can't be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Written {
+        /// The file.
+        path: PathBuf,
+        /// Why.
         source: io::Error,
     },
     /// The store failed.

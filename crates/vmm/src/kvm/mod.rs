@@ -16,6 +16,7 @@ mod acpi;
 mod boot;
 mod bus;
 mod ending;
+mod features;
 mod legacy;
 mod memory;
 mod saved;
@@ -41,6 +42,8 @@ use crate::{Begin, Error, Lack, MachineConfig, Sockets, host_kvm};
 use vsock::{Inside, Outside};
 use worker_spec::WorkerSpec;
 
+pub(crate) use features::{here as features_here, read as read_features};
+pub(crate) use saved::VERSION as FORMAT;
 pub use worker::{Thread, WORKER};
 
 /// Entry points for `fuzz/` into the code that reads a hostile guest's data, or a file that claims

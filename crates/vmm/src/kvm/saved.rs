@@ -28,7 +28,7 @@ const MAGIC: &[u8; 16] = b"micabox machine\n";
 
 /// Must be raised with every change to what is saved, to the layout of the machine or to the order
 /// of its devices.
-const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 2;
 
 /// Maximum bytes of a file; a processor takes some 20 KiB.
 const MAX_LENGTH: u64 = 16 << 20;

@@ -1,0 +1,394 @@
+//! Snapshots that go through a registry into another store.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::support::artifact::{CHUNK, PACK, Remote, changed, disk, filesystem};
+use crate::support::{Home, wait};
+
+#[test]
+fn a_disk_goes_through_a_registry_into_another_store_byte_for_byte() {
+    let remote = Remote::new();
+    let bytes = filesystem(&remote.origin);
+    remote.import("monday", &bytes);
+    let pushed = remote.push("monday", "team/work:1");
+    assert_eq!(
+        (&pushed["packs"], &pushed["present"]),
+        (&json!(1), &json!(0))
+    );
+    let sent = pushed["sent"].as_u64().unwrap();
+    assert!((3 << 20..4 << 20).contains(&sent), "{sent}");
+
+    let name = remote.name("team/work:1");
+    let pulled = remote.home.output(&["pull", "-q", &name]).ok();
+    assert_eq!(pulled, "work-1\n");
+    let (there, here) = (disk(&remote.origin, "monday"), disk(&remote.home, "work-1"));
+    assert!(fs::read(&there).unwrap() == fs::read(&here).unwrap());
+    // Holes stay holes.
+    let metadata = fs::metadata(&here).unwrap();
+    assert!(metadata.blocks() * 512 < 8 << 20, "{}", metadata.blocks());
+    assert_eq!(metadata.mode() & 0o777, 0o600);
+    let listed = remote.home.output(&["snapshot", "ls", "--json"]).json();
+    assert_eq!(
+        (&listed[0]["sandbox"], &listed[0]["size"]),
+        (&json!("it"), &json!(64 << 20))
+    );
+    // Its image is there as well, and is in use.
+    let image = listed[0]["image"]["digest"].as_str().unwrap();
+    assert_ne!(remote.home.output(&["rmi", image]).code(), 0);
+
+    // What is here already is not fetched again, and a name of another snapshot is not taken.
+    let pack = remote.manifest("team/work:1")["layers"][1]["digest"].clone();
+    fs::remove_file(remote.blob_file(pack.as_str().unwrap())).unwrap();
+    assert_eq!(remote.home.output(&["pull", "-q", &name]).ok(), "work-1\n");
+    let named = ["pull", "-q", "--name", "work-1", &remote.name("team/other")];
+    assert_ne!(remote.home.output(&named).code(), 0);
+    // And it goes on from there, with what the other registry lacks.
+    let json = ["pull", "-q", "--json", &name];
+    let result = remote.home.output(&json).json();
+    assert_eq!(result["snapshot"], "work-1");
+    assert_eq!(result["manifest_digest"], pushed["manifest_digest"]);
+}
+
+#[test]
+fn a_second_snapshot_sends_only_the_chunks_that_changed() {
+    let remote = Remote::new();
+    let first = filesystem(&remote.origin);
+    remote.import("first", &first);
+    remote.push("first", "work:1");
+    let before = remote.bytes();
+    let second = changed(&first, 5);
+    remote.import("second", &second);
+    let pushed = remote.push("second", "work:2");
+    assert_eq!(
+        (&pushed["packs"], &pushed["present"]),
+        (&json!(2), &json!(1))
+    );
+    let sent = pushed["sent"].as_u64().unwrap();
+    let most = 6 * CHUNK as u64 + 4096;
+    assert!(sent < most, "{sent}");
+    // A map of 200 chunks, a config and a manifest: nothing else has come.
+    let came = remote.bytes() - before;
+    assert!(came < most + (64 << 10), "{came}");
+
+    // In another repository of the registry, without a transfer.
+    let third = changed(&second, 2);
+    remote.import("third", &third);
+    let pushed = remote.push("third", "elsewhere:3");
+    let sent = pushed["sent"].as_u64().unwrap();
+    assert!(sent < most, "{sent}");
+    // The same once more: nothing.
+    let again = remote.push("third", "elsewhere:3");
+    assert_eq!(again["sent"], 0);
+
+    for (name, here, bytes) in [
+        ("work:2", "work-2", &second),
+        ("elsewhere:3", "elsewhere-3", &third),
+        ("work:1", "work-1", &first),
+    ] {
+        remote.home.output(&["pull", "-q", &remote.name(name)]).ok();
+        assert!(
+            fs::read(disk(&remote.home, here)).unwrap() == *bytes,
+            "{name}"
+        );
+    }
+    // Those that are here need not be fetched: the packs have gone.
+    let layers = remote.manifest("work:1")["layers"].clone();
+    let packs = layers
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|layer| layer["mediaType"] == PACK);
+    for pack in packs {
+        let file = remote.blob_file(pack["digest"].as_str().unwrap());
+        fs::rename(&file, file.with_extension("gone")).unwrap();
+    }
+    let again = ["pull", "-q", "--name", "again", &remote.name("work:1")];
+    assert_eq!(remote.home.output(&again).ok(), "again\n");
+    assert!(fs::read(disk(&remote.home, "again")).unwrap() == first);
+    for pack in layers
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|layer| layer["mediaType"] == PACK)
+    {
+        let file = remote.blob_file(pack["digest"].as_str().unwrap());
+        fs::rename(file.with_extension("gone"), &file).unwrap();
+    }
+    // A name that has come to another snapshot replaces what it named.
+    remote.push("second", "work:1");
+    remote
+        .home
+        .output(&["pull", "-q", &remote.name("work:1")])
+        .ok();
+    assert!(fs::read(disk(&remote.home, "work-1")).unwrap() == second);
+}
+
+#[test]
+fn an_image_goes_before_a_snapshot_of_its_name_and_each_can_be_named() {
+    let remote = Remote::new();
+    remote.import("box", &filesystem(&remote.origin));
+    let name = remote.name("box:1");
+    remote.origin.output(&["push", "-q", "box", &name]).ok();
+    let image = remote.manifest("box:1");
+    assert_eq!(image["artifactType"], Value::Null);
+    remote
+        .origin
+        .output(&["snapshot", "push", "-q", "box", &name])
+        .ok();
+    let kind = "application/vnd.micabox.snapshot.v1";
+    assert_eq!(remote.manifest("box:1")["artifactType"], kind);
+    let failed = remote.origin.output(&["push", "-q", "none", &name]);
+    assert!(failed.stderr().contains("none"), "{}", failed.stderr());
+    let short = remote.origin.output(&["snapshot", "push", "box", "box"]);
+    assert!(
+        short.stderr().contains("Docker's own"),
+        "{}",
+        short.stderr()
+    );
+    // A sandbox can't be made of it as of an image, and an image is no snapshot.
+    let run = remote.home.output(&["run", "--rm", "-q", &name, "true"]);
+    assert!(run.stderr().contains(kind), "{}", run.stderr());
+    remote.origin.output(&["push", "-q", "box", &name]).ok();
+    let pull = remote.home.output(&["pull", "-q", "--name", "it", &name]);
+    assert!(
+        pull.stderr().contains("it is no snapshot"),
+        "{}",
+        pull.stderr()
+    );
+}
+
+#[test]
+fn what_differs_of_a_machine_is_named_before_any_of_its_blobs_is_fetched() {
+    let remote = Remote::new();
+    remote.import("monday", &filesystem(&remote.origin));
+    remote.push("monday", "work:1");
+    let manifest = remote.manifest("work:1");
+    let vendor = fs::read_to_string("/proc/cpuinfo").unwrap();
+    let vendor = vendor
+        .lines()
+        .find_map(|line| line.strip_prefix("vendor_id\t: "));
+    let vendor = vendor.unwrap_or_default().to_owned();
+    // Not one of them is there any more, and neither is its image.
+    for layer in manifest["layers"].as_array().unwrap() {
+        fs::remove_file(remote.blob_file(layer["digest"].as_str().unwrap())).unwrap();
+    }
+    let needs = json!({"architecture": std::env::consts::ARCH, "monitor": "kvm", "format": 2,
+        "vendor": vendor, "cpus": 1, "cpuid": [[0, 0, 0, 1, 2, 3, 4]]});
+    for (field, value, words) in [
+        (
+            "architecture",
+            json!("riscv64"),
+            vec!["riscv64", std::env::consts::ARCH],
+        ),
+        ("monitor", json!("other"), vec!["`other`"]),
+        (
+            "vendor",
+            json!("GenuineMica"),
+            vec!["GenuineMica", &*vendor],
+        ),
+        (
+            "format",
+            json!(9999),
+            vec!["another version of mica", "9999"],
+        ),
+    ] {
+        let mut needs = needs.clone();
+        needs[field] = value;
+        let mut changed = manifest.clone();
+        let mut config: Value =
+            serde_json::from_slice(&remote.blob(&manifest["config"]["digest"])).unwrap();
+        config["needs"] = needs;
+        let media_type = manifest["config"]["mediaType"].as_str().unwrap();
+        changed["config"] = remote.put("work", media_type, config.to_string().as_bytes());
+        // A registry takes no manifest of blobs that it lacks.
+        changed["layers"] = json!([]);
+        remote.put_manifest("work:lies", &changed);
+        let said = remote.refused("work:lies");
+        assert!(
+            words.iter().all(|word| said.contains(word)),
+            "{field}: {said}"
+        );
+        assert!(said.contains("without --memory"), "{said}");
+        assert_eq!(remote.home.output(&["images", "-q"]).ok(), "");
+    }
+}
+
+/// Forwards connections to a registry, until a request names `stop`: its answer never comes. Returns the address, and what
+/// receives something then.
+fn stopping(registry: &str, stop: String) -> (String, mpsc::Receiver<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (sender, stopped) = mpsc::channel();
+    let registry = registry.to_owned();
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let mut server = TcpStream::connect(&registry).unwrap();
+            let (stop, sender) = (stop.clone(), sender.clone());
+            let mut answers = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            thread::spawn(move || std::io::copy(&mut answers.0, &mut answers.1));
+            thread::spawn(move || {
+                let mut client = client;
+                let mut bytes = vec![0; 1 << 16];
+                while let Ok(count @ 1..) = client.read(&mut bytes) {
+                    if String::from_utf8_lossy(&bytes[..count]).contains(&stop) {
+                        let _ = sender.send(());
+                        thread::park();
+                    }
+                    if server.write_all(&bytes[..count]).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    (address, stopped)
+}
+
+#[test]
+fn a_pull_that_is_killed_leaves_nothing_that_is_seen_and_the_next_one_succeeds() {
+    let remote = Remote::new();
+    let bytes = filesystem(&remote.origin);
+    remote.import("monday", &bytes);
+    remote.push("monday", "work:1");
+    let layers = remote.manifest("work:1")["layers"].clone();
+    for blob in [&layers[0], &layers[1]] {
+        let digest = blob["digest"].as_str().unwrap();
+        let (address, stopped) = stopping(remote.registry.host(), format!("/blobs/{digest}"));
+        let name = format!("{address}/work:1");
+        let mut mica = remote.home.mica(&["pull", "-q", &name]);
+        let mut child = mica
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        stopped.recv().unwrap();
+        child.kill().unwrap();
+        wait(&mut child);
+        assert!(
+            remote
+                .home
+                .store()
+                .join("sandboxes/snapshot-work-1")
+                .exists()
+        );
+        assert_ne!(
+            remote
+                .home
+                .output(&["run", "--from", "work-1", "true"])
+                .code(),
+            0
+        );
+        assert_eq!(remote.home.output(&["snapshot", "ls", "-q"]).ok(), "");
+        assert!(
+            !remote
+                .home
+                .store()
+                .join("sandboxes/snapshot-work-1")
+                .exists()
+        );
+    }
+    remote
+        .home
+        .output(&["pull", "-q", &remote.name("work:1")])
+        .ok();
+    assert!(fs::read(disk(&remote.home, "work-1")).unwrap() == bytes);
+}
+
+/// Starts a sandbox from a snapshot without a guest: it gets as far as looking for one.
+fn start(home: &Home, name: &str) -> String {
+    let mut mica = home.mica(&["run", "--rm", "-q", "--from", name, "true"]);
+    mica.env("MICABOX_GUEST", "/proc/none");
+    let output = mica.output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_sandbox_is_made_from_a_snapshot_of_a_registry_which_is_pulled_once() {
+    const GUEST: &str = "guest file vmlinux not found";
+    let remote = Remote::new();
+    let bytes = filesystem(&remote.origin);
+    remote.import("monday", &bytes);
+    remote.push("monday", "team/work");
+    let name = remote.name("team/work");
+    let said = start(&remote.home, &name);
+    assert!(said.contains(GUEST), "{said}");
+    assert!(fs::read(disk(&remote.home, "work")).unwrap() == bytes);
+    // Now it is here, whatever the name means now.
+    let manifest = remote.manifest("team/work:latest");
+    fs::remove_file(remote.blob_file(manifest["config"]["digest"].as_str().unwrap())).unwrap();
+    for name in [&*name, "work"] {
+        let said = start(&remote.home, name);
+        assert!(said.contains(GUEST), "{said}");
+    }
+    let said = start(&remote.home, &remote.name("team/none"));
+    assert!(said.contains("it has no such image or tag"), "{said}");
+    assert!(start(&remote.home, "none").contains("no such snapshot"));
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_sandbox_continues_with_the_disk_that_another_store_has_pushed() {
+    let remote = Remote::new();
+    let write = "head -c 300000 /dev/urandom > /srv/data; md5sum /srv/data";
+    let make = [
+        "run", "-q", "--name", "it", "--upper", "disk:64m", "box", "sh", "-c", write,
+    ];
+    let written = remote.origin.output(&make).ok();
+    remote
+        .origin
+        .output(&["snapshot", "create", "it", "monday"])
+        .ok();
+    remote.push("monday", "work:1");
+    let name = remote.name("work:1");
+    let run = ["run", "--rm", "-q", "--from", &name, "md5sum", "/srv/data"];
+    assert_eq!(remote.home.output(&run).ok(), written);
+    let here = [
+        "run",
+        "--rm",
+        "-q",
+        "--from",
+        "work-1",
+        "md5sum",
+        "/srv/data",
+    ];
+    assert_eq!(remote.home.output(&here).ok(), written);
+}
+
+#[test]
+#[ignore = "needs root: it mounts a small filesystem"]
+fn a_full_disk_is_named_and_nothing_is_left() {
+    let remote = Remote::new();
+    remote.import("monday", &filesystem(&remote.origin));
+    remote.push("monday", "work:1");
+    let store = remote.home.store();
+    fs::create_dir(&store).unwrap();
+    let mount = ["-t", "tmpfs", "-o", "size=64m,mode=700", "tmpfs"];
+    let mounted = Command::new("mount").args(mount).arg(&store).status();
+    assert!(mounted.unwrap().success());
+    let name = remote.name("work:1");
+    let pulled = remote.home.output(&["pull", "-q", &name]);
+    remote.home.output(&["snapshot", "rm", "work-1"]);
+    // Its image stays, and there is room for a third of the disk.
+    let mut filler = fs::File::create(store.join("filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    let length = filler.metadata().unwrap().len();
+    filler.set_len(length - (1 << 20)).unwrap();
+    let output = remote.home.output(&["pull", "-q", &name]);
+    let left = remote.home.sandboxes();
+    drop(filler);
+    let unmounted = Command::new("umount").arg("-l").arg(&store).status();
+    assert!(unmounted.unwrap().success());
+    assert_eq!(pulled.ok(), "work-1\n");
+    assert_eq!(left.len(), 0, "{left:?}");
+    let said = output.stderr();
+    assert!(said.contains("disk.ext4: No space left"), "{said}");
+}
