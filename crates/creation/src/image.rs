@@ -11,6 +11,7 @@ use micabox_spec::words::OrNone;
 use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 
 use crate::pulls::Pulls;
+use crate::snapshots::is_of_snapshot;
 use micabox_program::failure::Failure;
 use micabox_program::{bars, packing, settings};
 
@@ -63,6 +64,9 @@ pub fn find_image(
     };
     let image = pull_blocking(store, &reference, &options, progress);
     let image = image.map_err(|error| match unusable {
+        None if is_of_snapshot(&error) => {
+            Failure::from(error).hint(format!("it is a snapshot: start it with `--from {name}`"))
+        }
         None => Failure::from(error),
         Some(why) => Failure::from(error).hint(format!("it is in the store, but {why}")),
     })?;

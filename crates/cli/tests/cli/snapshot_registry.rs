@@ -155,7 +155,11 @@ fn an_image_goes_before_a_snapshot_of_its_name_and_each_can_be_named() {
     );
     // A sandbox can't be made of it as of an image, and an image is no snapshot.
     let run = remote.home.output(&["run", "--rm", "-q", &name, "true"]);
-    assert!(run.stderr().contains(kind), "{}", run.stderr());
+    let said = run.stderr();
+    assert!(
+        said.contains(kind) && said.contains(&format!("--from {name}")),
+        "{said}"
+    );
     remote.origin.output(&["push", "-q", "box", &name]).ok();
     let pull = remote.home.output(&["pull", "-q", "--name", "it", &name]);
     assert!(
