@@ -57,6 +57,12 @@ pub struct Entry {
 pub struct MapError(&'static str);
 
 impl Map {
+    /// Returns the most bytes that the map of a file of `size` bytes has.
+    pub fn longest(size: u64) -> u64 {
+        let entries = size.div_ceil(CHUNK).saturating_mul(ENTRY as u64);
+        entries.saturating_add(HEADER as u64).min(MOST_MAP)
+    }
+
     /// Begins the map of a file of `size` bytes, without chunks.
     #[must_use]
     pub fn new(size: u64) -> Self {

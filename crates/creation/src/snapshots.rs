@@ -1,15 +1,14 @@
 //! Snapshots that go to registries and come from them.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use micabox::{Arriving, Cancel, Landing, Landings, Place, Sandboxes, Snapshot};
+use micabox::{Arriving, Cancel, Landing, Landings, Notes, Place, Sandboxes, Snapshot};
 use micabox_image::manifest::ManifestError;
 use micabox_image::progress::{Progress, Silent};
-use micabox_image::{Reference, Store};
+use micabox_image::{Digest, Reference, Store};
 use micabox_program::failure::Failure;
 use micabox_program::{bars, settings};
 use micabox_spec::options::MachineOptions;
@@ -21,7 +20,10 @@ use micabox_transfer::{PullError, PullOptions, PullPolicy, PushOptions, pull_blo
 
 use crate::pulls::Pulls;
 
-/// How to send a snapshot.
+/// How often the end of another process's pull is waited for.
+const MOST_WAITS: usize = 3;
+
+/// What is wrong where the image of a snapshot has no digest.
 const NOT_OF_IMAGE: &str = "the snapshot is of an image that the store lacks";
 
 /// Returns whether a pull has failed only because the name is that of a snapshot, and of no image.
@@ -33,7 +35,7 @@ pub fn is_of_snapshot(error: &PullError) -> bool {
 }
 
 /// Pushes a snapshot, and its image if the repository lacks it. Of its chunks, those are sent that no snapshot has that
-/// this store or the name itself knows of in the registry.
+/// this store has pushed to the repository.
 pub fn push_snapshot(
     store: &Store,
     name: &str,
@@ -42,7 +44,7 @@ pub fn push_snapshot(
     progress: &dyn Fn() -> Arc<dyn Progress>,
 ) -> Result<SnapshotPushed, Failure> {
     let sandboxes = settings::sandboxes(store)?;
-    let departing = sandboxes.departing_snapshot(name)?;
+    let mut departing = sandboxes.departing_snapshot(name)?;
     let image = match departing.image() {
         None => None,
         Some(image) => {
@@ -52,23 +54,14 @@ pub fn push_snapshot(
             pushed.digest().copied()
         }
     };
-    let sparse = |part, path: &PathBuf| {
-        let file = File::open(path);
-        file.map_err(|error| at(path, &error))
-            .map(|file| SparseFile {
-                part,
-                file,
-                path: path.clone(),
-            })
-    };
-    let disk = departing.disk.iter().map(|path| sparse(Part::Disk, path));
-    let memory = departing
-        .memory
-        .iter()
-        .map(|path| sparse(Part::Memory, path));
+    let sparse = |part, (file, path)| SparseFile { part, file, path };
+    let (disk, memory) = (departing.disk.take(), departing.memory.take());
+    let disk = disk.map(|disk| sparse(Part::Disk, disk));
+    let memory = memory.map(|memory| sparse(Part::Memory, memory));
+    let created = departing.created();
     let cargo = Cargo {
-        parts: disk.chain(memory).collect::<Result<_, _>>()?,
-        machine: departing.machine.clone(),
+        parts: disk.into_iter().chain(memory).collect(),
+        machine: departing.machine.take(),
         config: departing.document(image.as_ref()),
     };
     let others = others(&sandboxes, destination)?;
@@ -89,7 +82,7 @@ pub fn push_snapshot(
         place.map(|place| maps.swap_remove(place).1)
     });
     // Without it, a later push finds fewer chunks.
-    let _: Result<(), micabox::Error> = sandboxes.note_snapshot_place(name, place, maps);
+    let _: Result<(), micabox::Error> = sandboxes.note_snapshot_place(name, created, place, maps);
     Ok(pushed)
 }
 
@@ -97,46 +90,78 @@ fn at(path: &Path, error: &io::Error) -> Failure {
     Failure::of(error).context(&path.display().to_string())
 }
 
-/// Returns snapshots that are known to be in registries, by their digests: those in the same repository first.
-fn others(sandboxes: &Sandboxes, destination: &Reference) -> Result<Vec<Reference>, Failure> {
-    let mut others = Vec::new();
-    for snapshot in sandboxes.snapshots()? {
-        for place in snapshot.places {
-            let Ok(reference) = place.reference.parse::<Reference>() else {
-                continue;
-            };
-            let (registry, repository) = (reference.registry(), reference.repository());
-            let name = format!("{registry}/{repository}@{}", place.manifest);
-            if let Ok(name) = name.parse::<Reference>() {
-                let is_elsewhere = repository != destination.repository();
-                others.push((is_elsewhere, std::cmp::Reverse(snapshot.created), name));
-            }
-        }
-    }
-    others.sort_by_key(|(is_elsewhere, made, _)| (*is_elsewhere, *made));
-    let mut names: Vec<Reference> = others.into_iter().map(|(_, _, name)| name).collect();
-    names.dedup();
-    Ok(names)
+/// Returns the manifests of the snapshots that this store has pushed to the repository of `destination`, the last first.
+fn others(sandboxes: &Sandboxes, destination: &Reference) -> Result<Vec<Digest>, Failure> {
+    let mut snapshots = sandboxes.snapshots()?;
+    snapshots.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created));
+    let places = snapshots.iter().flat_map(|snapshot| &snapshot.places);
+    let pushed = places.filter(|place| !place.pulled && is_beside(place, destination));
+    let mut pushed: Vec<Digest> = pushed
+        .filter_map(|place| place.manifest.parse().ok())
+        .collect();
+    pushed.dedup();
+    Ok(pushed)
+}
+
+/// Returns whether a place is in the repository of `reference`.
+fn is_beside(place: &Place, reference: &Reference) -> bool {
+    let other = place.reference.parse::<Reference>();
+    other.is_ok_and(|other| {
+        (other.registry(), other.repository()) == (reference.registry(), reference.repository())
+    })
 }
 
 /// Pulls a snapshot and the image that it is of. It is called `name`, or as its reference. One that is here already is
-/// not fetched again; one that the same reference named before is replaced.
+/// not fetched again; one that the same reference named before is replaced. Returns what is to be known of its disk as
+/// well.
 pub fn pull_snapshot(
     store: &Store,
     reference: &Reference,
     name: Option<&str>,
     options: &PullOptions,
     progress: &dyn Fn() -> Arc<dyn Progress>,
-) -> Result<Snapshot, Failure> {
+) -> Result<(Snapshot, Notes), Failure> {
+    for _ in 0..MOST_WAITS {
+        let mut is_free = false;
+        let pulled = pull_once(store, reference, name, options, progress, &mut is_free);
+        if is_free || pulled.is_ok() {
+            return pulled;
+        }
+        // Another process may be pulling it.
+        let name = called(reference, name)?;
+        settings::sandboxes(store)?.wait_for_snapshot(&name);
+    }
+    pull_once(store, reference, name, options, progress, &mut false)
+}
+
+/// Returns what a snapshot is to be called here.
+fn called(reference: &Reference, name: Option<&str>) -> Result<String, Failure> {
+    Arriving::called(reference, name).map_err(|error| {
+        let failure = Failure::from(error);
+        failure.hint("name it: `mica pull --name NAME REF`, and `mica run --from NAME`")
+    })
+}
+
+/// Pulls a snapshot. `is_free` becomes true once its name is this process's, or another one's that is complete.
+fn pull_once(
+    store: &Store,
+    reference: &Reference,
+    name: Option<&str>,
+    options: &PullOptions,
+    progress: &dyn Fn() -> Arc<dyn Progress>,
+    is_free: &mut bool,
+) -> Result<(Snapshot, Notes), Failure> {
     let sandboxes = settings::sandboxes(store)?;
-    let name = name.map_or_else(|| Arriving::name_of(reference), str::to_owned);
+    let name = called(reference, name)?;
+    // What fails before the snapshot is made fails again.
+    *is_free = true;
     let offer = offer_blocking(reference, options, progress())?;
     let manifest = offer.digest().to_string();
     let other = sandboxes.snapshot(&name).ok();
     if let Some(other) = other {
         let mut places = other.places.iter();
         if places.any(|place| place.pulled && place.manifest == manifest) {
-            return Ok(other);
+            return Ok((other, Notes::default()));
         }
         if !other.is_from(reference) {
             return Err(Failure::from(micabox::Error::SnapshotExists(name))
@@ -154,13 +179,22 @@ pub fn pull_snapshot(
         pull_blocking(store, image, &options, progress())?;
     }
     let digest = *offer.digest();
-    let here = sandboxes.snapshots()?;
+    // Of the same repository only: a registry sees what it is not asked for.
+    let mut here = sandboxes.snapshots()?;
+    here.retain(|other| {
+        let mut places = other.places.iter();
+        places.any(|place| is_beside(place, reference))
+    });
     let here = here.iter().flat_map(Snapshot::cut_files);
     let here: Vec<_> = here.map(|(map, file)| CutFile { map, file }).collect();
-    let fetch = |landings| fetch(store, &offer, landings, here);
-    let (snapshot, _) =
+    *is_free = false;
+    let fetch = |landings| {
+        *is_free = true;
+        fetch(store, &offer, landings, here)
+    };
+    let (snapshot, notes) =
         sandboxes.arrived_snapshot(arriving, &name, image.as_ref(), &digest, fetch)?;
-    Ok(snapshot)
+    Ok((snapshot, notes))
 }
 
 /// Fills the files of a snapshot.
@@ -244,5 +278,6 @@ pub(crate) fn find_snapshot(
         None => bars::watch(&reference.familiar()),
     };
     let name = here.as_ref().map(|snapshot| snapshot.name.as_str());
-    pull_snapshot(store, reference, name, &options, &progress)
+    let pulled = pull_snapshot(store, reference, name, &options, &progress);
+    pulled.map(|(snapshot, _)| snapshot)
 }

@@ -148,16 +148,23 @@ impl Sandboxes {
         Snapshots(self.as_ref()).arrive(arriving, name, image, manifest, fetch)
     }
 
-    /// Notes that a registry has a snapshot, and keeps the maps of its disk and of its memory.
+    /// Waits until no process makes a snapshot of this name.
+    pub fn wait_for_snapshot(&self, name: &str) {
+        Snapshots(self.as_ref()).wait_until_made(name);
+    }
+
+    /// Notes that a registry has a snapshot that was made at `created`, and keeps the maps of its disk and of its memory.
+    /// Does nothing if another one has its name now.
     ///
     /// # Errors
     /// [`Error::NoSuchSnapshot`], [`Error::State`].
     pub fn note_snapshot_place(
         &self,
         name: &str,
+        created: i64,
         place: Place,
         maps: [Option<Vec<u8>>; 2],
     ) -> Result<(), Error> {
-        Snapshots(self.as_ref()).note_place(name, place, maps)
+        Snapshots(self.as_ref()).note_place(name, created, place, maps)
     }
 }

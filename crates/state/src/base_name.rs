@@ -45,6 +45,15 @@ impl BaseName {
         }
     }
 
+    /// Leaves out what it was called: a path, or a name in a registry of its own.
+    pub fn forget_names(&mut self) {
+        match self {
+            Self::Image(image) => image.reference = None,
+            Self::Disk(disk) => disk.path.clear(),
+            Self::DiskElsewhere { was, .. } => *was = None,
+        }
+    }
+
     /// Returns the name for another machine or user, whose files it must not name.
     pub fn elsewhere(self) -> Self {
         let was = self.to_string();

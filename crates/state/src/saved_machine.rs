@@ -17,6 +17,9 @@ pub struct SavedMachine {
     pub spec: Spec,
     /// The agent's number for the first command.
     pub(crate) main: Option<u32>,
+    /// The version of the protocol that the agent in its memory speaks; none if it was saved before this was noted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    agent: Option<u32>,
     /// The expected memory file, if the snapshot is kept.
     #[serde(default)]
     memory: Option<Written>,
@@ -50,6 +53,7 @@ impl SavedMachine {
         Self {
             spec,
             main,
+            agent: Some(micabox_wire::VERSION),
             memory: None,
             base,
         }
@@ -63,6 +67,7 @@ impl SavedMachine {
         Ok(Self {
             spec: self.spec.elsewhere()?,
             main: self.main,
+            agent: self.agent,
             memory: None,
             base: None,
         })
@@ -71,6 +76,11 @@ impl SavedMachine {
     /// Returns the agent's number for the first command.
     pub fn main(&self) -> Option<u32> {
         self.main
+    }
+
+    /// Returns the version of the protocol that its agent speaks, if that is known.
+    pub fn agent(&self) -> Option<u32> {
+        self.agent
     }
 
     /// Returns the memory file as it was written, if the snapshot is kept.

@@ -71,6 +71,17 @@ pub enum Difference {
         /// Of this program.
         ours: u32,
     },
+    /// Another version of mica has saved it, whose agent is in its memory.
+    #[error(
+        "it was saved by another version of mica: its agent speaks version {theirs} of the protocol, \
+         and this version's speaks {ours}"
+    )]
+    Agent {
+        /// Of the saved machine.
+        theirs: u32,
+        /// Of this program.
+        ours: u32,
+    },
     /// It was saved on another vendor's processor.
     #[error("it was saved on a processor of {theirs}, and this machine's is of {ours}")]
     Vendor {

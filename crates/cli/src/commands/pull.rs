@@ -13,7 +13,7 @@ use micabox_transfer::{
 };
 use serde_json::json;
 
-use crate::commands::convert;
+use crate::commands::{convert, notes};
 use micabox_program::failure::{Failure, Outcome};
 use micabox_program::output::{print, print_json, warn_json};
 use micabox_program::progress::Reports;
@@ -89,8 +89,19 @@ fn snapshot(
     options: &PullOptions,
     progress: &dyn Fn() -> Arc<dyn Progress>,
 ) -> Outcome {
+    let flags = [
+        (args.platform.is_some(), "--platform"),
+        (args.lazy, "--lazy"),
+    ];
+    if let Some((_, flag)) = flags.iter().find(|(is_given, _)| *is_given) {
+        let name = args.image.familiar();
+        return Err(Failure::new(format!(
+            "{name} is a snapshot: {flag} is for images"
+        )));
+    }
     let name = args.name.as_deref();
-    let snapshot = pull_snapshot(store, &args.image, name, options, progress)?;
+    let (snapshot, found) = pull_snapshot(store, &args.image, name, options, progress)?;
+    notes::print(&found, &snapshot.name);
     if args.json {
         let place = snapshot.places.iter().find(|place| place.pulled);
         print_json(&json!({

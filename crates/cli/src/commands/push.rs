@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use micabox_image::progress::Silent;
-use micabox_image::{Compression, Progress, Reference, Store, store};
+use micabox_image::{Compression, Progress, Reference, Store};
 use micabox_transfer::{PushOptions, push_blocking, push_start_order_blocking};
 use serde_json::json;
 
@@ -98,13 +98,12 @@ fn is_snapshot(store: &Store, args: &Args) -> Result<bool, Failure> {
     if args.start_order || args.erofs {
         return Ok(false);
     }
-    match store.image(&args.image) {
-        Err(store::Error::NoImage { .. }) => {
-            let snapshot = settings::sandboxes(store)?.snapshot(&args.image);
-            Ok(snapshot.is_ok())
-        }
-        _ => Ok(false),
-    }
+    let snapshot = settings::sandboxes(store)?.snapshot(&args.image);
+    // Of an image's digest, the name may be the beginning by chance.
+    let has_name = store
+        .image(&args.image)
+        .is_ok_and(|image| image.reference.is_some());
+    Ok(snapshot.is_ok() && !has_name)
 }
 
 /// Pushes a snapshot.
@@ -147,6 +146,12 @@ pub fn snapshot(name: &str, destination: Option<&Reference>, quiet: bool, json: 
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
     if is_snapshot(&store, args)? {
+        if args.compression != Compression::default() {
+            let name = &args.image;
+            return Err(Failure::new(format!(
+                "{name} is a snapshot: --compression is for images"
+            )));
+        }
         let destination = args.destination.as_ref();
         return snapshot(&args.image, destination, args.quiet, args.json);
     }

@@ -78,12 +78,14 @@ fn a_second_snapshot_sends_only_the_chunks_that_changed() {
     let came = remote.bytes() - before;
     assert!(came < most + (64 << 10), "{came}");
 
-    // In another repository of the registry, without a transfer.
+    // Another repository may have other readers: it gets all chunks, and no pack of this one.
     let third = changed(&second, 2);
     remote.import("third", &third);
     let pushed = remote.push("third", "elsewhere:3");
-    let sent = pushed["sent"].as_u64().unwrap();
-    assert!(sent < most, "{sent}");
+    assert_eq!(
+        (&pushed["packs"], &pushed["present"]),
+        (&json!(1), &json!(0))
+    );
     // The same once more: nothing.
     let again = remote.push("third", "elsewhere:3");
     assert_eq!(again["sent"], 0);
@@ -304,6 +306,66 @@ fn a_pull_that_is_killed_leaves_nothing_that_is_seen_and_the_next_one_succeeds()
         .output(&["pull", "-q", &remote.name("work:1")])
         .ok();
     assert!(fs::read(disk(&remote.home, "work-1")).unwrap() == bytes);
+}
+
+#[test]
+fn of_pulls_of_one_name_at_the_same_time_each_succeeds() {
+    let remote = Remote::new();
+    let bytes = filesystem(&remote.origin);
+    remote.import("monday", &bytes);
+    remote.push("monday", "work:1");
+    let name = remote.name("work:1");
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let pulled = remote.home.output(&["pull", "-q", &name]).ok();
+                assert_eq!(pulled, "work-1\n");
+            });
+        }
+    });
+    assert!(fs::read(disk(&remote.home, "work-1")).unwrap() == bytes);
+    let listed = remote.home.output(&["snapshot", "ls", "-q"]).ok();
+    assert_eq!(listed, "work-1\n");
+}
+
+#[test]
+fn what_a_snapshot_can_not_be_called_and_flags_of_images_are_refused_at_once() {
+    let remote = Remote::new();
+    remote.import("monday", &filesystem(&remote.origin));
+    let long = format!("work:{}", "0123456789".repeat(8));
+    remote.push("monday", &long);
+    let said = remote.refused(&long);
+    assert!(said.contains("mica pull --name"), "{said}");
+    assert_eq!(remote.home.output(&["images", "-q"]).ok(), "");
+    let long = remote.name(&long);
+    let named = ["pull", "-q", "--name", "work", &long];
+    assert_eq!(remote.home.output(&named).ok(), "work\n");
+    for (flag, value) in [("--platform", "linux/amd64"), ("--lazy", "")] {
+        let flags = [flag, value].into_iter().filter(|word| !word.is_empty());
+        let arguments: Vec<&str> = ["pull", "-q"]
+            .into_iter()
+            .chain(flags)
+            .chain([&*long])
+            .collect();
+        let said = remote.home.output(&arguments).stderr();
+        assert!(
+            said.contains("is a snapshot") && said.contains(flag),
+            "{said}"
+        );
+    }
+    let push = ["push", "-q", "--compression", "none", "monday", &long];
+    let said = remote.origin.output(&push).stderr();
+    assert!(said.contains("--compression is for images"), "{said}");
+    // By chance, a snapshot's name may be the beginning of a digest.
+    let digest = remote.origin.output(&["images", "--json"]).json();
+    let digest = digest[0]["manifest_digest"].as_str().unwrap().to_owned();
+    let name = &digest["sha256:".len()..][..8];
+    remote.import(name, &filesystem(&remote.origin));
+    assert!(remote.push(name, "work:3")["packs"].is_u64());
+    // Nothing that it was called there goes with it.
+    let config = remote.manifest("work:3")["config"]["digest"].clone();
+    let config: Value = serde_json::from_slice(&remote.blob(&config)).unwrap();
+    assert_eq!(config["snapshot"]["image"]["reference"], Value::Null);
 }
 
 /// Starts a sandbox from a snapshot without a guest: it gets as far as looking for one.

@@ -12,7 +12,7 @@ use micabox_error::{Error, Source, random};
 use micabox_ground::hex;
 use micabox_spec::{BackendChoice, Spec};
 use micabox_state::{Found, Lock, Record, SavedMachine, Stamp, Written, upper_disk};
-use micabox_vmm::Machine;
+use micabox_vmm::{Difference, Machine};
 use sha2::{Digest, Sha256};
 
 use super::{DISK, NewSnapshot, Snapshot, Snapshots, of};
@@ -138,6 +138,7 @@ pub fn open_checked(
     directory: &Path,
     machine: &SavedMachine,
 ) -> Result<micabox_vmm::Snapshot, Error> {
+    check_agent(name, machine)?;
     let mut files = open(directory)?;
     files.base = machine.base().cloned();
     let Some(expected) = machine.written() else {
@@ -152,6 +153,21 @@ pub fn open_checked(
             name: name.to_owned(),
             path: directory.join(MEMORY),
         })
+    }
+}
+
+/// Checks that this version of mica can talk to the agent in a saved machine's memory, as far as that is known.
+///
+/// # Errors
+/// [`Error::SnapshotElsewhere`].
+pub fn check_agent(name: &str, machine: &SavedMachine) -> Result<(), Error> {
+    let ours = micabox_wire::VERSION;
+    match machine.agent() {
+        Some(theirs) if theirs != ours => Err(Error::SnapshotElsewhere {
+            name: name.to_owned(),
+            source: Box::new(Difference::Agent { theirs, ours }),
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -221,11 +221,18 @@ impl Snapshots<'_> {
         })
     }
 
+    /// Waits until no process makes a snapshot of this name.
+    pub fn wait_until_made(&self, name: &str) {
+        // Without its directory, nothing makes one.
+        let _ = Lock::wait(&self.directory_of(name).join(LOCK));
+    }
+
     /// Removes a snapshot. Sandboxes that were started from it have their own copies.
     ///
     /// # Errors
     /// [`Error::NoSuchSnapshot`], [`Error::State`].
     pub fn remove(&self, name: &str) -> Result<(), Error> {
+        let _names = self.0.directory().lock()?;
         let directory = self.get(name)?.directory;
         // Without its record it does not count as a snapshot, even if removing the rest fails.
         let record = directory.join(RECORD);

@@ -14,15 +14,12 @@ use micabox_state::{BaseName, SavedMachine};
 use micabox_vmm::Needs;
 use serde::{Deserialize, Serialize};
 
-use super::memory::{MACHINE, MEMORY, describe, digest, sync, written};
+use super::memory::{MACHINE, MEMORY, check_agent, describe, digest, sync, written};
 use super::{DISK, SIZE_MAX, Snapshot, Snapshots, is_valid, open_checked, settle, write_record};
 use crate::upper::copy;
 
 /// The version of the document. Another one can't be read.
 const FORMAT: u32 = 1;
-
-/// Most bytes of a machine's state: as its reader takes.
-const MOST_MACHINE: u64 = 16 << 20;
 
 /// A snapshot in a registry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +37,7 @@ pub struct Place {
 #[derive(Debug, Serialize, Deserialize)]
 struct Document {
     format: u32,
-    /// The version of mica.
+    /// The version of mica, for people who look at it.
     made_by: String,
     /// What its machine needs, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,12 +74,18 @@ struct Identity {
 
 impl Identity {
     fn of(path: &Path) -> Result<Self, Error> {
-        let look = || -> io::Result<Self> {
+        Self::opened(path).map(|(identity, _)| identity)
+    }
+
+    /// Returns the file as well: another one may take its path.
+    fn opened(path: &Path) -> Result<(Self, File), Error> {
+        let look = || -> io::Result<_> {
             let file = File::open(path)?;
-            Ok(Self {
+            let identity = Self {
                 size: file.metadata()?.len(),
                 sha256: digest(&file)?,
-            })
+            };
+            Ok((identity, file))
         };
         look().map_err(Error::state("reading", path))
     }
@@ -92,10 +95,10 @@ impl Identity {
 #[derive(Debug)]
 pub struct Departing {
     document: Document,
-    /// Where its files are, as far as it has them.
-    pub disk: Option<PathBuf>,
-    /// Its memory.
-    pub memory: Option<PathBuf>,
+    /// Its disk, if it has one, and the path for errors.
+    pub disk: Option<(File, PathBuf)>,
+    /// Its memory, likewise.
+    pub memory: Option<(File, PathBuf)>,
     /// The state of its machine.
     pub machine: Option<Vec<u8>>,
 }
@@ -107,6 +110,11 @@ impl Departing {
             BaseName::Image(image) => Some(image),
             _ => None,
         }
+    }
+
+    /// Returns when it was made, in seconds since 1970: another one of its name was not.
+    pub fn created(&self) -> i64 {
+        self.document.snapshot.created
     }
 
     /// Makes its document. `image` is the digest of its image's manifest in the registry.
@@ -151,6 +159,19 @@ pub struct Landings {
 }
 
 impl Arriving {
+    /// Returns the name that a snapshot of this reference gets: `wanted`, or else the reference's last part.
+    ///
+    /// # Errors
+    /// [`Error::BadSnapshotName`].
+    pub fn called(reference: &Reference, wanted: Option<&str>) -> Result<String, Error> {
+        let name = wanted.map_or_else(|| Self::name_of(reference), str::to_owned);
+        if is_valid(&name) {
+            Ok(name)
+        } else {
+            Err(Error::BadSnapshotName(name))
+        }
+    }
+
     /// Reads the document of the snapshot `reference`, no field of which is trusted, and checks whether the snapshot can
     /// be used on this machine.
     ///
@@ -176,6 +197,9 @@ impl Arriving {
                 name: name(),
                 source: Box::new(source),
             })?;
+        }
+        if let Some(machine) = &document.snapshot.memory {
+            check_agent(&name(), machine)?;
         }
         let problem = document.check();
         problem.map_err(|problem| refused(format!("its config: {problem}")))?;
@@ -205,7 +229,7 @@ impl Arriving {
 
     /// Returns the name of a snapshot that is pulled by this reference: the last part of the repository's, and the tag
     /// unless it is `latest`.
-    pub fn name_of(reference: &Reference) -> String {
+    fn name_of(reference: &Reference) -> String {
         let last = reference.repository().rsplit('/').next();
         let last = last.unwrap_or_default();
         match reference.tag() {
@@ -263,6 +287,9 @@ impl Document {
         if parts != [true; 3] {
             return Err("it lacks a part of its machine".to_owned());
         }
+        if machine.agent().is_none() {
+            return Err("it does not say which version its agent has".to_owned());
+        }
         let machine = machine.elsewhere()?;
         let upper = match machine.spec.upper {
             Upper::Disk { size } => size,
@@ -275,9 +302,6 @@ impl Document {
         size.check().map_err(|error| error.to_string())?;
         if memory != Some(u64::from(size.memory_mib) << 20) {
             return Err("its memory has another size than its machine's".to_owned());
-        }
-        if length(&self.files.machine).is_some_and(|length| length > MOST_MACHINE) {
-            return Err("its machine's state is too long".to_owned());
         }
         snapshot.memory = Some(machine);
         Ok(())
@@ -332,12 +356,19 @@ impl Snapshots<'_> {
             needs = Some(Needs::of(open).map_err(|error| stays(error.to_string()))?);
             state = Some(fs::read(&of_machine).map_err(Error::state("reading", &of_machine))?);
             files.machine = Some(Identity::of(&of_machine)?);
-            files.memory = Some(identity_of_memory(&machine, &of_memory)?);
-            memory = Some(of_memory);
+            let (identity, file) = identity_of_memory(&machine, &of_memory)?;
+            files.memory = Some(identity);
+            memory = Some((file, of_memory));
         }
-        let disk = (snapshot.size > 0).then(|| directory.join(DISK));
-        files.disk = disk.as_deref().map(Identity::of).transpose()?;
+        let mut disk = None;
+        if snapshot.size > 0 {
+            let path = directory.join(DISK);
+            let (identity, file) = Identity::opened(&path)?;
+            files.disk = Some(identity);
+            disk = Some((file, path));
+        }
         snapshot.base = snapshot.base.elsewhere();
+        snapshot.base.forget_names();
         snapshot.labels.clear();
         snapshot.places.clear();
         Ok(Departing {
@@ -432,18 +463,23 @@ impl Snapshots<'_> {
         Ok((snapshot, notes))
     }
 
-    /// Notes that a registry has a snapshot, and keeps the maps of its disk and of its memory.
+    /// Notes that a registry has a snapshot that was made at `created`, and keeps the maps of its disk and of its memory.
+    /// Does nothing if another one has its name now.
     ///
     /// # Errors
     /// [`Error::NoSuchSnapshot`], [`Error::State`].
     pub fn note_place(
         &self,
         name: &str,
+        created: i64,
         place: Place,
         maps: [Option<Vec<u8>>; 2],
     ) -> Result<(), Error> {
         let _names = self.0.directory().lock()?;
         let mut snapshot = self.get(name)?;
+        if snapshot.created != created {
+            return Ok(());
+        }
         for (map, file) in maps.into_iter().zip([DISK, MEMORY]) {
             if let Some(map) = map {
                 let path = map_of(&snapshot.directory.join(file));
@@ -491,16 +527,16 @@ fn land(path: &Path, size: u64) -> Result<Landing, Error> {
     })
 }
 
-/// Returns the identity of a memory, whose digest is known if it was checked.
-fn identity_of_memory(machine: &SavedMachine, path: &Path) -> Result<Identity, Error> {
+/// Returns the identity of a memory, whose digest is known if it was checked, and its file.
+fn identity_of_memory(machine: &SavedMachine, path: &Path) -> Result<(Identity, File), Error> {
     let Some(written) = machine.written() else {
-        return Identity::of(path);
+        return Identity::opened(path);
     };
-    let size = fs::metadata(path)
-        .map_err(Error::state("reading", path))?
-        .len();
-    Ok(Identity {
-        size,
-        sha256: written.sha256.clone(),
-    })
+    let open = || -> io::Result<_> {
+        let file = File::open(path)?;
+        Ok((file.metadata()?.len(), file))
+    };
+    let (size, file) = open().map_err(Error::state("reading", path))?;
+    let sha256 = written.sha256.clone();
+    Ok((Identity { size, sha256 }, file))
 }

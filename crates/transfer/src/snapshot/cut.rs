@@ -14,13 +14,10 @@ use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 use super::known::{Known, Place};
-use super::{PACK, Pack, SparseFile};
+use super::{FULL, MOST_PACKS, PACK, Pack, SparseFile};
 
 /// Chunks that are compressed together: zstd makes less of more, and who needs one fetches all of them.
 const TOGETHER: usize = 8;
-
-/// Bytes of chunks after which another pack begins.
-const FULL: u64 = 1 << 30;
 
 /// What is made of a snapshot's files.
 pub(super) struct Cut {
@@ -150,8 +147,10 @@ struct Packer<'a> {
 impl Packer<'_> {
     /// Returns the pack of a chunk, and its offset there. One that no pack has is written.
     fn place(&mut self, sha256: &[u8; 32], bytes: &[u8]) -> io::Result<(u32, u64)> {
-        if let Some(Place { pack, offset }) = self.known.find(sha256, bytes.len() as u64) {
-            return Ok((self.number(pack)?, offset));
+        if let Some(Place { pack, offset }) = self.known.find(sha256, bytes.len() as u64)
+            && let Some(number) = self.number(pack)
+        {
+            return Ok((number, offset));
         }
         if let Some(place) = self.new.get(sha256) {
             return Ok(*place);
@@ -172,16 +171,19 @@ impl Packer<'_> {
         Ok(place)
     }
 
-    /// Returns the number here of a known pack.
-    fn number(&mut self, pack: usize) -> io::Result<u32> {
+    /// Returns the number here of a known pack; none if half of all numbers are taken, the rest being for new ones.
+    fn number(&mut self, pack: usize) -> Option<u32> {
         if let Some(number) = self.numbers.get(&pack) {
-            return Ok(*number);
+            return Some(*number);
         }
-        let number = next(&self.packs)?;
-        let known = self.known.packs.get(pack).ok_or(io::ErrorKind::NotFound)?;
+        let known = self.known.packs.get(pack)?;
+        let number = self.packs.len();
+        if number >= MOST_PACKS / 2 {
+            return None;
+        }
         self.packs.push(Some((known.clone(), None)));
-        self.numbers.insert(pack, number);
-        Ok(number)
+        self.numbers.insert(pack, number as u32);
+        Some(number as u32)
     }
 
     fn current(&mut self) -> io::Result<&mut Current> {
@@ -238,7 +240,7 @@ impl Current {
 
 /// Returns the number of the next pack.
 fn next<T>(packs: &[T]) -> io::Result<u32> {
-    if packs.len() >= super::MOST_PACKS {
+    if packs.len() >= MOST_PACKS {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     Ok(packs.len() as u32)

@@ -162,6 +162,12 @@ impl Fetch<'_> {
         let Some((_, blob)) = map else {
             return Err(lies("it has none".to_owned()));
         };
+        if blob.size > Map::longest(size) {
+            return Err(lies(format!(
+                "it has {} bytes, more than a file of {size} bytes needs",
+                blob.size
+            )));
+        }
         let bytes = whole(&self.packs.repository, blob).await;
         let bytes = bytes.map_err(|error| match error {
             BlobError::Registry(error) => error.into(),

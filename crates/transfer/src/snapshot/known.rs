@@ -1,4 +1,4 @@
-//! Chunks that a repository has already, in packs of other snapshots.
+//! Chunks that a repository has already, in packs of snapshots that this store has pushed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use micabox_chunk::{Index, Map};
 use micabox_image::manifest::Document;
 use micabox_image::{Digest, Progress, Reference};
-use micabox_registry::{Credentials, Destination, Mounted, Repository, Settings};
+use micabox_registry::{Credentials, Destination, Repository, Settings};
 
 use super::packs::{index, whole};
-use super::{ARTIFACT, Artifact, MOST_PACKS, Pack};
+use super::{Artifact, MOST_PACKS, Pack};
 use crate::pull::blocking;
 
 /// Snapshots that are looked at.
@@ -36,7 +36,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Finds a chunk of `length` bytes, which is whole within one frame: a map of others may say anything.
+    /// Finds a chunk of `length` bytes, which is whole within one frame.
     pub(super) fn find(&self, sha256: &[u8; 32], length: u64) -> Option<Place> {
         let place = *self.chunks.get(sha256)?;
         let index = self.indexes.get(place.pack)?;
@@ -57,46 +57,43 @@ pub(super) struct Others<'a> {
 }
 
 impl Others<'_> {
-    /// Looks for chunks in the snapshot that has the name now, and in `others`, snapshots in the same registry. What can't
-    /// be read is passed over: its chunks are sent again.
-    pub(super) async fn known(&self, others: &[Reference]) -> Known {
+    /// Looks for chunks in snapshots of the repository, which this store has pushed. What can't be read is passed over: its
+    /// chunks are sent again. A snapshot that somebody else has pushed may have a map that lies, and a pack of another
+    /// repository would be shown with all else that is in it.
+    pub(super) async fn known(&self, pushed: &[Digest]) -> Known {
+        let mut known = Known::default();
+        let repository = Repository::new(
+            self.reference,
+            self.settings,
+            self.credentials,
+            self.progress,
+        );
+        let Ok(repository) = repository else {
+            return known;
+        };
         let mut found = Vec::new();
-        let mut seen: Vec<Digest> = Vec::new();
-        let is_here = |other: &&Reference| other.registry() == self.reference.registry();
-        let now = std::iter::once(self.reference);
-        let others = now.chain(others.iter().filter(is_here)).take(MOST_OTHERS);
-        for other in others {
-            let Ok(repository) =
-                Repository::new(other, self.settings, self.credentials, self.progress)
-            else {
-                continue;
-            };
-            let Ok(fetched) = repository.named(other).await else {
+        for digest in pushed.iter().take(MOST_OTHERS) {
+            let Ok(fetched) = repository.manifest(digest, None).await else {
                 continue;
             };
             let document = Document::parse(&fetched.bytes, fetched.media_type.as_deref());
             let Ok(Document::Manifest(manifest)) = document else {
                 continue;
             };
-            if manifest.artifact_type != ARTIFACT || seen.contains(&fetched.digest) {
-                continue;
-            }
-            seen.push(fetched.digest);
             if let Ok(artifact) = Artifact::read(&manifest) {
                 let maps = maps(&repository, &artifact).await;
-                found.push((other.repository().to_owned(), repository, artifact, maps));
+                found.push((artifact, maps));
             }
         }
         let mut wanted = most_used(&found);
-        let mut known = Known::default();
-        for (name, repository, artifact, maps) in found {
+        for (artifact, maps) in found {
             let mut numbers: BTreeMap<u32, usize> = BTreeMap::new();
             for (number, pack) in artifact.packs.iter().enumerate() {
                 let place = known.packs.iter().position(|known| known == pack);
                 let is_wanted = wanted.remove(&pack.blob.digest).is_some();
                 let place = match place {
                     Some(place) => Some(place),
-                    None if is_wanted && self.brought(pack, &name).await => {
+                    None if is_wanted && self.has(pack).await => {
                         let index = index(&repository, pack).await.ok();
                         index.map(|index| {
                             known.packs.push(pack.clone());
@@ -121,16 +118,9 @@ impl Others<'_> {
         known
     }
 
-    /// Returns whether the repository has a pack, or gets it from another one without a transfer.
-    async fn brought(&self, pack: &Pack, from: &str) -> bool {
-        match self.destination.has(&pack.blob).await {
-            Ok(true) => true,
-            Ok(false) if from != self.reference.repository() => {
-                let mounted = self.destination.mount(&pack.blob.digest, from).await;
-                matches!(mounted, Mounted::Yes)
-            }
-            _ => false,
-        }
+    /// Returns whether the repository has a pack.
+    async fn has(&self, pack: &Pack) -> bool {
+        matches!(self.destination.has(&pack.blob).await, Ok(true))
     }
 }
 
@@ -147,9 +137,9 @@ async fn maps(repository: &Repository, artifact: &Artifact) -> Vec<Map> {
 }
 
 /// Returns the packs with most chunks, and how many.
-fn most_used(found: &[(String, Repository, Artifact, Vec<Map>)]) -> HashMap<Digest, usize> {
+fn most_used(found: &[(Artifact, Vec<Map>)]) -> HashMap<Digest, usize> {
     let mut counts: HashMap<Digest, usize> = HashMap::new();
-    for (_, _, artifact, maps) in found {
+    for (artifact, maps) in found {
         for entry in maps.iter().flat_map(Map::entries) {
             if let Some(pack) = artifact.packs.get(entry.pack as usize) {
                 *counts.entry(pack.blob.digest).or_default() += 1;

@@ -56,6 +56,12 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// Most packs that a snapshot's chunks are in.
 const MOST_PACKS: usize = 256;
 
+/// Bytes of chunks after which another pack begins.
+const FULL: u64 = 1 << 30;
+
+/// Most bytes of a pack: zstd adds little to what it can't compress, and an index has 48 bytes a frame.
+const MOST_PACK: u64 = FULL + FULL / 16;
+
 /// Most bytes of the indexes of all packs, which are in memory together.
 const MOST_INDEXES: u64 = 128 << 20;
 
@@ -160,6 +166,9 @@ impl Artifact {
                 artifact.machine = Some(blob("its machine", entry)?);
             } else if kind == PACK {
                 let pack = blob("a pack", entry)?;
+                if pack.size > MOST_PACK {
+                    return Err(wrong("a pack", "is too long"));
+                }
                 let (index, index_digest) = index_of(entry, pack.size).ok_or_else(|| {
                     wrong(
                         "a pack",
@@ -316,6 +325,7 @@ mod tests {
         refused("/layers/3/mediaType", json!(MACHINE), "it has a layer");
         refused("/layers/3/digest", json!("x"), "a pack has a bad digest");
         refused("/layers/3/size", json!(1001), "a pack has annotations");
+        refused("/layers/3/size", json!(2_u64 << 30), "a pack is too long");
         refused(digest, json!("x"), "a pack has annotations");
         for value in [
             "",

@@ -36,8 +36,8 @@ pub struct Source<'a> {
     pub store: &'a Store,
     /// The snapshot's name.
     pub name: &'a str,
-    /// Snapshots in registries that may have chunks of it.
-    pub others: &'a [Reference],
+    /// The manifests of snapshots that this store has pushed to the same repository: they may have chunks of it.
+    pub others: &'a [Digest],
 }
 
 /// Result of a push.
@@ -188,22 +188,14 @@ async fn push(
         source,
     };
     let tag = tag_of(destination)?;
+    let machine = cargo.machine.as_ref();
+    if machine.is_some_and(|machine| machine.len() as u64 > MAX_DOCUMENT) {
+        let error = io::Error::other("its machine's state is too long");
+        return Err(failed(error, source.name));
+    }
     progress.event(Event::Phase(Phase::Resolving));
     let settings = Arc::new(options.settings.for_registries());
-    let here = || {
-        source
-            .others
-            .iter()
-            .filter(|other| other.registry() == destination.registry())
-    };
-    let repositories = here().map(Reference::repository);
-    let client = Destination::new(
-        destination,
-        repositories.filter(|other| *other != destination.repository()),
-        &settings,
-        &options.credentials,
-        &progress,
-    )?;
+    let client = Destination::new(destination, [], &settings, &options.credentials, &progress)?;
     let others = Others {
         destination: &client,
         reference: destination,
@@ -244,10 +236,6 @@ async fn push(
     };
     let sent = to.chunks(cut, parts, &mut artifact, &progress).await?;
     if let Some(machine) = cargo.machine {
-        if machine.len() as u64 > MAX_DOCUMENT {
-            let error = io::Error::other("its machine's state is too long");
-            return Err(failed(error, source.name));
-        }
         artifact.machine = Some(to.bytes(MACHINE, machine).await?);
     }
     progress.event(Event::Phase(Phase::Publishing));
