@@ -21,7 +21,7 @@ fn a_machine_continues_in_another_store_and_every_byte_of_it_is_the_same() {
         "--net",
         "none",
         "-m",
-        "128",
+        "128m",
     ];
     let disk = ["--upper", "disk:64m", "box", "sh", "-c", script];
     let mut running = remote.origin.start(&[&run[..], &disk].concat());
