@@ -31,7 +31,7 @@ class WheelTest(unittest.TestCase):
             files = [os.environ["MICABOX_MICA"], os.environ["MICABOX_GUEST"], place]
             wheel, size = subprocess.check_output([*packed, *files], text=True).split()
             # Of a build for tests, whose own crates are not optimized.
-            self.assertLess(int(size), 28 << 20)
+            self.assertLess(int(size), 32 << 20)
             site = pathlib.Path(place, "site")
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
             pip += ["--disable-pip-version-check", "--root-user-action=ignore"]

@@ -66,7 +66,8 @@ fn sigterm_stops_a_sandbox_in_order() {
 #[ignore = "needs a built guest"]
 fn a_signal_during_the_boot_gives_up() {
     let home = Home::new();
-    let running = home.start(&["run", "box", "true"]);
+    // If it has booted by then, the command ends with the same code.
+    let running = home.start(&["run", "--rm", "box", "sleep", "100000"]);
     wait_until("the machine starts", || !home.machines().is_empty());
     running.signal(TERM);
     assert_eq!(running.wait(), 143);
@@ -400,13 +401,18 @@ fn time_limits_end_commands() {
 #[ignore = "needs a built guest"]
 fn a_detached_commands_output_is_kept() {
     let home = Home::new();
-    // Two streams have no common order; the pause orders these lines.
-    let script = "echo one; echo two >&2; sleep 0.5; printf 'thr'; echo ee; [ -e on ] || { touch on; exit 4; }; \
+    // Two streams have no common order: what is kept of the second lets the first go on.
+    let script = "echo one; echo two >&2; while [ ! -e go ]; do sleep 0.05; done; \
+                  printf 'thr'; echo ee; [ -e on ] || { touch on; exit 4; }; \
                   while [ ! -e off ]; do sleep 0.05; done";
     let run = [
         "run", "-d", "--name", "it", "--upper", "disk:64m", "box", "sh", "-c", script,
     ];
     home.output(&run).ok();
+    wait_until("two is kept", || {
+        home.output(&["logs", "it"]).stderr() == "two\n"
+    });
+    home.output(&["exec", "it", "touch", "go"]).ok();
     let ended = || home.output(&["ps", "-q"]).ok().is_empty();
     wait_until("it ends", ended);
     let logs = |arguments: &[&str]| home.output(&[&["logs"], arguments, &["it"]].concat());

@@ -135,7 +135,7 @@ fn a_directory_is_below_changes_in_memory() {
     let read = "find . -ls; find . -type f -exec cat {} +; getfattr -R -h -d -m - .";
     while changing.try_wait().unwrap().is_none() {
         let mut sh = std::process::Command::new("timeout");
-        sh.args(["20", "sh", "-c", read])
+        sh.args(["300", "sh", "-c", read])
             .current_dir(world.path("a"));
         let code = Finished::of(sh).code();
         assert_ne!(code, 124, "reading takes too long");

@@ -193,6 +193,8 @@ impl Sandbox<'_> {
         running.wait();
         wait_until("the command dies with its caller", || !self.has(&pid));
 
+        // A copy has what was written in the original.
+        self.exec(&[], &["rm", "-f", "/tmp/pid"]).ok();
         let detached = self.script(&["-d"], "echo $$ >/tmp/pid; echo unseen; exec sleep 1000");
         assert_eq!(detached.ok(), "");
         let mut pid = String::new();
@@ -208,9 +210,9 @@ impl Sandbox<'_> {
 
     /// So many commands run at once: none ends before all have begun.
     pub fn runs_at_once(&self, count: usize) {
-        // Opening the FIFO blocks until something writes to it.
         self.exec(&[], &["mkfifo", "/tmp/gate"]).ok();
-        let script = "echo begun; read line </tmp/gate; echo $0; exit $(($0 % 100))";
+        // Each has the FIFO open before it is known to run, and reads a line that stays until then.
+        let script = "exec 3<>/tmp/gate; echo begun; read line <&3; echo $0; exit $(($0 % 100))";
         let numbers: Vec<_> = (0..count).map(|number| number.to_string()).collect();
         let commands: Vec<_> = numbers
             .iter()
@@ -223,7 +225,8 @@ impl Sandbox<'_> {
         for command in &mut commands {
             assert_eq!(command.line(), "begun");
         }
-        self.script(&[], ": >/tmp/gate").ok();
+        let lines = format!("yes '' | head -n {count} >/tmp/gate");
+        self.script(&[], &lines).ok();
         for (number, mut command) in commands.into_iter().enumerate() {
             assert_eq!(command.line(), number.to_string());
             assert_eq!(command.wait(), number as i32 % 100);

@@ -29,7 +29,7 @@ const PROCESSOR_TIME: &str = "cpu.max";
 const FREEZING: Duration = Duration::from_secs(60);
 
 /// How long killed processes may take to end.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Limits on the processes of a control group, all of them together.
 #[derive(Clone, Copy, Debug)]

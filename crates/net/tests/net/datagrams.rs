@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use micabox_net::Config;
 use micabox_testing::network::{NEIGHBOUR, OWN, World, outside, resolver};
@@ -249,19 +249,30 @@ fn a_resolver_that_fails_is_followed_by_the_next() {
     assert_eq!(ask(&[&all[..], &[good]].concat()), wanted);
 }
 
+/// Asks until the answer came before the next resolver is asked beside one that is silent.
+fn ask_in_turn(resolvers: &[SocketAddr]) -> Vec<u8> {
+    loop {
+        let start = Instant::now();
+        let answer = ask(resolvers);
+        if start.elapsed() < Duration::from_secs(2) {
+            return answer;
+        }
+    }
+}
+
 #[test]
 fn a_guest_gets_the_last_failure_when_all_resolvers_fail() {
     let fails = |code: u8| server(move |query| address(query, [0x81, 0x80 | code]));
-    assert_eq!(ask(&[fails(2), fails(5)])[3], 0x85);
-    assert_eq!(ask(&[fails(5), fails(2)])[3], 0x82);
+    assert_eq!(ask_in_turn(&[fails(2), fails(5)])[3], 0x85);
+    assert_eq!(ask_in_turn(&[fails(5), fails(2)])[3], 0x82);
     // One that can't be passed on as it came.
     let short = server(|query| [&query[..2], &[0x81, 0x84, 0, 0, 0, 0, 0, 0, 0, 0]].concat());
     let asked = query(0xbeef, "name");
     let refusal = [&asked[..2], &[0x81, 0x84], &asked[4..]].concat();
-    assert_eq!(ask(&[fails(2), short]), refusal);
+    assert_eq!(ask_in_turn(&[fails(2), short]), refusal);
     // No such name is an answer.
     let good = server(|query| address(query, [0x81, 0x80]));
-    assert_eq!(ask(&[fails(3), good])[3], 0x83);
+    assert_eq!(ask_in_turn(&[fails(3), good])[3], 0x83);
 }
 
 #[test]

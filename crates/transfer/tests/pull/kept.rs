@@ -173,6 +173,7 @@ fn counting(to: String, most: u64) -> (String, Arc<Forwarded>) {
     let all = Arc::clone(&forwarded);
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
+            let forwarded = Arc::clone(&all);
             let server = TcpStream::connect(&to).unwrap();
             let (mut from_client, mut to_server) =
                 (client.try_clone().unwrap(), server.try_clone().unwrap());
@@ -180,7 +181,6 @@ fn counting(to: String, most: u64) -> (String, Arc<Forwarded>) {
                 let _ = io::copy(&mut from_client, &mut to_server);
                 let _ = to_server.shutdown(Shutdown::Both);
             });
-            let forwarded = Arc::clone(&all);
             thread::spawn(move || {
                 let (mut server, mut client) = (server, client);
                 let mut piece = vec![0; 64 << 10];
