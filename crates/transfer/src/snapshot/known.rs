@@ -58,7 +58,7 @@ pub(super) struct Others<'a> {
 
 impl Others<'_> {
     /// Looks for chunks in snapshots of the repository, which this store has pushed. What can't be read is passed over: its
-    /// chunks are sent again. A snapshot that somebody else has pushed may have a map that lies, and a pack of another
+    /// chunks are sent again. A snapshot that another store has pushed may have a map that lies, and a pack of another
     /// repository would be shown with all else that is in it.
     pub(super) async fn known(&self, pushed: &[Digest]) -> Known {
         let mut known = Known::default();
