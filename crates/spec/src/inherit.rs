@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{Command, MountSource, Root, Setup, Spec, Transport, Upper};
 
-/// Returns that something mounted is on the machine where it was mounted; none if it is in the sandbox itself.
+/// Returns why a mount can not go to another machine; none if it is in the sandbox itself.
 fn of_its_machine(source: &MountSource) -> Option<&'static str> {
     match source {
         MountSource::Tmpfs(_) => None,
