@@ -23,7 +23,7 @@ help:
 	@echo 'make npm     pack the SDK for TypeScript, and mica and the guest for it, into dist'
 	@echo 'make release all packages, with checksums and an SBOM, into dist'
 	@echo 'make docs    the site: all pages and references, in target/site/html; dead links fail'
-	@echo 'make bench   every benchmark; half an hour and more, as root'
+	@echo 'make bench   every benchmark; three and a half hours, as root'
 	@echo 'make clean   remove target; the kernel and the image stay cached'
 
 setup:

@@ -2,8 +2,8 @@
 
     python3 scripts/site/stage.py WORK
 
-Below WORK must be `typescript` (of typedoc) and `commands` (of `mica-manual --markdown`). Makes `source`, and `mkdocs.yml`
-with the pages' order. A page that no section names is in its directory's; a link to source leads to a page with it.
+Below WORK must be `typescript` (of typedoc), and `commands` and `protocol` (of `mica-manual`). Makes `source`, and
+`mkdocs.yml` with the pages' order. A page that no section names is in its directory's; a link to source leads to a page with it.
 """
 
 import json
@@ -40,7 +40,13 @@ SECTIONS = {
     ],
     "TypeScript": ["sdk/typescript/README.md", "reference/typescript"],
     "Rust": ["reference/rust/README.md", "crates/micabox/README.md", "crates/async/README.md"],
-    "Protocols": ["docs/protocol.md", "docs/e2b.md", "docs/e2b-image.md", "examples/go/README.md"],
+    "Protocols": [
+        "docs/protocol.md",
+        "reference/protocol",
+        "docs/e2b.md",
+        "docs/e2b-image.md",
+        "examples/go/README.md",
+    ],
     "Design": ["ARCHITECTURE.md", "docs/threat-model.md", "docs/design", "docs/oci.md"],
     "Project": [
         "CHANGELOG.md",
@@ -230,7 +236,7 @@ def main() -> None:
         stage.page(place)
     stage.python()
     stage.rust()
-    for made in ("typescript", "commands"):
+    for made in ("typescript", "commands", "protocol"):
         shutil.copytree(work / made, stage.source / "reference" / made)
     (stage.source / "assets").mkdir()
     shutil.copy(REPOSITORY / "scripts/site/site.css", stage.source / "assets")

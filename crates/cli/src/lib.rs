@@ -8,6 +8,7 @@
 //! | `commands` | a command in each file, but for those below |
 //! | `run` | `mica run`: its own flags, and how mica attends to a command, which other commands do as well |
 //! | `serve` | `mica serve --stdio`, for SDKs |
+//! | `schema` | messages of `serve` and of owners, for the protocol's page |
 //! | `server` | how mica becomes `mica-server`, for clients of other protocols |
 //! | `flags` | flags as their users write them |
 //! | `document`, `moment`, `synonyms`, `template` | words of command lines |
@@ -21,6 +22,8 @@ mod document;
 mod flags;
 mod moment;
 mod run;
+#[cfg(feature = "manual")]
+pub mod schema;
 mod serve;
 mod server;
 mod synonyms;

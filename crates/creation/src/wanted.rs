@@ -14,6 +14,7 @@ use micabox_program::failure::Failure;
 
 /// What a sandbox is made of.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Create {
     /// The image; none for one that is made from a snapshot or a root disk.
     #[serde(default)]
@@ -21,6 +22,7 @@ pub struct Create {
     /// Long options of `mica run` by name: true, a string, a number, a list of these, or an object of
     /// names and values.
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(with = "SandboxOptions"))]
     pub options: Map<String, Value>,
 }
 

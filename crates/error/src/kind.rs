@@ -15,6 +15,7 @@ use crate::DiskProblem;
 
 /// The kind of an [`Error`]: what a program can do about it. The message is for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// Why the owner lost contact with a sandbox's guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Lost {
     /// The reason.
     pub reason: LostReason,
@@ -22,6 +23,7 @@ pub struct Lost {
 
 /// The reason of [`Lost`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum LostReason {
     /// The guest could not boot.

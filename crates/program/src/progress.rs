@@ -17,6 +17,8 @@ const INTERVAL: Duration = Duration::from_millis(100);
 
 /// What is told about a pull.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "PullReport"))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Report<'a> {
     /// How far it is.
@@ -31,6 +33,7 @@ pub enum Report<'a> {
 /// How far a pull is: all of it, so that what was said before need not be known. Where one request pulls several
 /// images, bytes and layers are those of all until now.
 #[derive(Debug, Default, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Pulling {
     /// Of the image that is pulled now.
     pub phase: Phase,
@@ -43,6 +46,8 @@ pub struct Pulling {
 
 /// What is done to the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "PullPhase"))]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// The registry is asked for it.
@@ -58,8 +63,11 @@ pub enum Phase {
 
 /// How far a layer is.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "PullLayer"))]
 struct Layer {
     /// Of the blob, as the manifest has it.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     digest: Digest,
     phase: LayerPhase,
     /// Bytes of the blob that have arrived. Fewer than before if it starts over.
@@ -72,6 +80,8 @@ struct Layer {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "PullLayerPhase"))]
 #[serde(rename_all = "snake_case")]
 enum LayerPhase {
     Waiting,

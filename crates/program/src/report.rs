@@ -15,6 +15,8 @@ pub const VARIABLE: &str = "MICABOX_REPORT";
 
 /// Why a command failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "CommandFailed"))]
 pub struct Failed {
     /// For programs, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -187,6 +187,8 @@ pub enum Memory {
 
 /// How a machine ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "MachineExit"))]
 #[serde(rename_all = "snake_case")]
 pub enum Exit {
     /// The guest powered off or asked for a reset.

@@ -27,6 +27,7 @@ pub struct Confinement {
 
 /// A resource limit of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Ulimit {
     /// The kernel's number of the resource, as in getrlimit(2).
     pub resource: u32,

@@ -16,7 +16,7 @@ use micabox_file::{FileKind, Timestamp};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Message, text};
+use crate::{AsText, Error, Message};
 
 /// The program's name for an operation on files: no file's name has a NUL byte.
 pub const FILES: &[u8] = b"\0files";
@@ -25,12 +25,13 @@ pub const FILES: &[u8] = b"\0files";
 /// Symbolic links in them lead where they lead for programs inside, except for the kernel's own
 /// links in `/proc`, which are not followed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FileRequest {
     /// Writes a file's bytes to stdout.
     Read {
         /// The file.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
         /// The first byte.
         offset: u64,
@@ -41,7 +42,7 @@ pub enum FileRequest {
     /// Writes stdin to a file.
     Write {
         /// The file.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
         /// What becomes of an existing file.
         existing: Existing,
@@ -62,7 +63,7 @@ pub enum FileRequest {
     /// Replies with [`FileReply::Stat`].
     Stat {
         /// The file.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
         /// Whether a symbolic link at the path's end is followed.
         follow: bool,
@@ -71,7 +72,7 @@ pub enum FileRequest {
     /// is in it.
     List {
         /// The directory.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
         /// How many levels: 1 for the directory's own entries.
         depth: u32,
@@ -79,7 +80,7 @@ pub enum FileRequest {
     /// Makes a directory.
     MakeDirectory {
         /// The directory.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
         /// Permission bits.
         mode: u16,
@@ -89,7 +90,7 @@ pub enum FileRequest {
     /// Removes a file or an empty directory; not what a symbolic link leads to.
     Remove {
         /// The file.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
         /// Whether a directory is removed with everything below it.
         recursive: bool,
@@ -97,10 +98,10 @@ pub enum FileRequest {
     /// Gives a file another path.
     Rename {
         /// The file.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         from: Vec<u8>,
         /// Its new path.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         to: Vec<u8>,
         /// Whether a file that is there is replaced.
         replace: bool,
@@ -108,37 +109,37 @@ pub enum FileRequest {
     /// Makes a symbolic link.
     Symlink {
         /// What the link says.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         target: Vec<u8>,
         /// The link.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
     },
     /// Gives a file a second name.
     HardLink {
         /// The file.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         file: Vec<u8>,
         /// Its second name.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
     },
     /// Replies with [`FileReply::Target`].
     ReadLink {
         /// The symbolic link.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
     },
     /// Replies with [`FileReply::Target`]: the path without symbolic links that leads to the same file.
     Resolve {
         /// The file.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
     },
     /// Sets what is given.
     Set {
         /// The file.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
         /// Whether a symbolic link at the path's end is followed.
         follow: bool,
@@ -161,25 +162,25 @@ pub enum FileRequest {
     /// Writes a file, or a directory with everything below it, to stdout as an archive.
     Pack {
         /// The file.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
         /// Whether a symbolic link at the path's end is followed.
         follow: bool,
         /// What the file is called in the archive; empty for members without a directory in front.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         name: Vec<u8>,
     },
     /// Unpacks the archive on stdin.
     Unpack {
         /// The directory to unpack into; made if missing.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
     },
     /// Replies with a [`FileReply::Event`] for each change, until it is killed; and with a
     /// [`FileReply::Told`] for each byte of stdin, once all changes before it have been told.
     Watch {
         /// The file or directory.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
         /// Whether everything below the directory is watched.
         recursive: bool,
@@ -188,9 +189,10 @@ pub enum FileRequest {
 
 /// What the bytes behind it are: all of a file, or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FilePiece {
     /// The file.
-    #[serde(with = "text")]
+    #[serde(with = "AsText")]
     pub path: Vec<u8>,
     /// How many bytes follow.
     pub size: u64,
@@ -213,6 +215,7 @@ impl Message for FilePiece {
 
 /// What becomes of an existing file that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Existing {
     /// It loses its bytes.
@@ -227,6 +230,7 @@ pub enum Existing {
 
 /// A reply of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FileReply {
     /// A file's attributes.
@@ -236,7 +240,7 @@ pub enum FileReply {
     /// What a symbolic link says, or where it leads.
     Target {
         /// Its target.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         target: Vec<u8>,
     },
     /// A change.
@@ -248,7 +252,7 @@ pub enum FileReply {
     /// Something that is not in an archive, or was not unpacked from it, on stderr.
     LeftOut {
         /// The file's path in the archive.
-        #[serde(with = "text")]
+        #[serde(with = "AsText")]
         path: Vec<u8>,
         /// What, and why.
         what: String,
@@ -280,6 +284,7 @@ fn from_json<T: DeserializeOwned>(bytes: &[u8], otherwise: &'static str) -> Resu
 
 /// A file's attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileStat {
     /// Its type.
     pub kind: FileKind,
@@ -311,24 +316,26 @@ pub struct FileStat {
 
 /// A file in a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileEntry {
     /// Its path from the listed directory.
-    #[serde(with = "text")]
+    #[serde(with = "AsText")]
     pub path: Vec<u8>,
     /// Its attributes; a symbolic link's own.
     pub stat: FileStat,
     /// What a symbolic link says; empty for all else.
-    #[serde(with = "text")]
+    #[serde(with = "AsText")]
     pub target: Vec<u8>,
 }
 
 /// A change of a file that is watched.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileEvent {
     /// What changed.
     pub change: FileChange,
     /// The file's path from the watched directory; empty for what is watched itself.
-    #[serde(with = "text")]
+    #[serde(with = "AsText")]
     pub path: Vec<u8>,
     /// Whether it is a directory.
     pub is_directory: bool,
@@ -338,6 +345,7 @@ pub struct FileEvent {
 
 /// What changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FileChange {
     /// It was made.
@@ -360,9 +368,10 @@ pub enum FileChange {
 
 /// Why an operation failed after its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileFailed {
     /// The file, if it is another than that of the request.
-    #[serde(with = "text")]
+    #[serde(with = "AsText")]
     pub path: Vec<u8>,
     /// The kernel's error number; 0 if the error is not the kernel's.
     pub errno: i32,

@@ -51,7 +51,7 @@ mod frame;
 mod message;
 pub mod preamble;
 mod setup;
-pub mod text;
+mod text;
 
 pub use confinement::{Confinement, DOCKERS_CAPABILITIES, Ulimit};
 pub use credit::{ReceiveWindow, SendWindow, WindowError};
@@ -62,6 +62,7 @@ pub use message::{
     StartFailure, ToGuest, ToHost, TtySize, Upper,
 };
 pub use setup::{Mount, MountSource, MountedDisk, Setup, Tmpfs};
+pub use text::AsText;
 
 /// The protocol's version. Host and guest must agree exactly: they are built and shipped together,
 /// so there is nothing to negotiate.

@@ -351,6 +351,8 @@ pub struct BootTimings {
 
 /// One phase of the set-up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "BootPhase"))]
 pub struct Phase {
     /// A word or two, the same in every boot: `devices`, `lower`, `overlay`.
     pub name: String,
@@ -360,6 +362,7 @@ pub struct Phase {
 
 /// The step of the set-up that failed. Shown to the user as one message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BootFailed {
     /// The operation: `mount EROFS`.
     pub step: String,
@@ -375,6 +378,7 @@ pub struct BootFailed {
 
 /// A part of a sandbox that its set-up may fail on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum BootPart {
     /// A filesystem of the root, below its changes: the image's, or that of a root disk.
     Root,
@@ -428,6 +432,7 @@ pub struct Exec {
 
 /// A terminal's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TtySize {
     /// Lines.
     pub rows: u16,
@@ -446,6 +451,7 @@ pub enum OutputStream {
 
 /// How a command's process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ExitStatus {
     /// It exited with this code, 0 to 255.
@@ -467,6 +473,7 @@ impl ExitStatus {
 
 /// Why a command could not be started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StartFailed {
     /// The kind, for exit codes and for programs.
     pub reason: StartFailure,
@@ -478,6 +485,7 @@ pub struct StartFailed {
 
 /// The kinds of reasons for which a command can't be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StartFailure {
     /// The program, or its interpreter or loader, does not exist.

@@ -6,6 +6,9 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { promisify } from "node:util";
 
 import { Sandbox, type SandboxOptions } from "../src/index.js";
+import { checkAll } from "./schema.js";
+
+checkAll();
 
 /** Made by scripts/test-typescript in the tests' own store. */
 export const IMAGE = "sample";

@@ -2,9 +2,11 @@
 //!
 //!     mica-manual DIRECTORY
 //!     mica-manual --markdown DIRECTORY
+//!     mica-manual --protocol DIRECTORY
 //!
 //! Below the directory, files have the places that Debian gives them below `/usr/share`. With `--markdown` there is a
-//! page for each command in it, for the site.
+//! page for each command in it, for the site, and with `--protocol` the schema of the protocol's messages, as a file
+//! and as a page.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -30,10 +32,11 @@ fn main() -> io::Result<()> {
             definition.build();
             return pages(&definition, Path::new(directory), "README.md");
         }
+        [_, flag, directory] if flag == "--protocol" => return protocol(Path::new(directory)),
         [_, directory] => PathBuf::from(directory),
         _ => {
             return Err(io::Error::other(
-                "usage: mica-manual [--markdown] DIRECTORY",
+                "usage: mica-manual [--markdown|--protocol] DIRECTORY",
             ));
         }
     };
@@ -50,6 +53,21 @@ fn main() -> io::Result<()> {
 fn write(directory: &Path, name: &str, text: &[u8]) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     fs::write(directory.join(name), text)
+}
+
+/// Writes the schema of the protocol, and a page with it.
+fn protocol(directory: &Path) -> io::Result<()> {
+    const NAME: &str = "protocol.schema.json";
+    let schema = micabox_cli::schema::protocol();
+    write(directory, NAME, format!("{schema:#}\n").as_bytes())?;
+    let mut page = format!(
+        "# Schema of the protocol\n\n[{NAME}]({NAME}) is the JSON Schema of [the protocol](../../docs/protocol.md), \
+         made from the types that read and write its messages. These are the parts of it, below `$defs`.\n"
+    );
+    for (name, part) in schema["$defs"].as_object().into_iter().flatten() {
+        let _ = write!(page, "\n## {name}\n\n```json\n{part:#}\n```\n");
+    }
+    write(directory, "README.md", page.as_bytes())
 }
 
 /// Writes the page of a command, and those of the commands below it.

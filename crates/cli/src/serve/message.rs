@@ -12,7 +12,9 @@ use micabox_program::report::Failed;
 
 /// A client's request.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(feature = "manual", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[cfg_attr(feature = "manual", schemars(rename = "ServeRequest"))]
 pub enum Request {
     /// Run a command of mica. Replies: [`Reply::Started`], and [`Reply::Exited`] when it has ended. The
     /// number stands for the command until then.
@@ -57,6 +59,7 @@ pub enum Request {
 
 /// A command of mica.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(feature = "manual", derive(schemars::JsonSchema))]
 pub struct Command {
     /// The words behind `mica`.
     pub args: Vec<Text>,
@@ -71,7 +74,9 @@ pub struct Command {
 
 /// A message to the client.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "manual", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[cfg_attr(feature = "manual", schemars(rename = "ServeReply"))]
 pub enum Reply<'a> {
     /// The first message, without a request.
     Hello {
@@ -120,10 +125,16 @@ pub enum Reply<'a> {
 
 /// A sandbox that runs.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "manual", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "manual", schemars(rename = "MadeSandbox"))]
 pub struct Made<'a> {
     /// The directory of its state, with its owner's socket `control`.
     pub directory: &'a Path,
     /// As `mica inspect` shows it.
+    #[cfg_attr(
+        feature = "manual",
+        schemars(with = "serde_json::Map<String, serde_json::Value>")
+    )]
     pub record: &'a Record,
 }
 

@@ -23,7 +23,8 @@ use micabox_program::progress::Reports;
 use micabox_program::{output, settings};
 
 use commands::Commands;
-use message::{Made, Reply, Request};
+use message::Made;
+pub use message::{Reply, Request};
 use replies::Replies;
 
 /// Bytes received at a time.

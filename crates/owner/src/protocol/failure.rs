@@ -8,6 +8,7 @@ use crate::Lost;
 
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Failure {
     /// For programs.
     pub kind: Kind,
@@ -31,6 +32,8 @@ pub struct Failure {
 
 /// Kinds of failures. `sdk/cases.json` says what each is to a program, and `micabox::ErrorKind` has it for Rust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "FailureKind"))]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// The request is not valid, or not now.
@@ -63,6 +66,7 @@ pub enum Kind {
     Unwritten,
     /// One that this version does not know. Owners don't send it.
     #[serde(other)]
+    #[cfg_attr(feature = "schema", schemars(skip))]
     Unknown,
 }
 

@@ -9,6 +9,8 @@ use super::{Failure, Text};
 
 /// A client's request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OwnerRequest"))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Request {
     /// Start a command. Replies: [`Reply::Started`], and [`Reply::Exited`] when it has ended. The
@@ -125,6 +127,7 @@ pub enum Request {
 
 /// A command, where its streams go, and how it ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Exec {
     /// Program and arguments. A program without a slash is looked for in PATH.
@@ -184,6 +187,7 @@ pub struct Exec {
 
 /// A command to attach to, and where its streams go.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Attach {
     /// Its process ID in the guest, as [`Reply::Started`] has it; none for the first command.
@@ -202,6 +206,7 @@ pub struct Attach {
 /// What limits a command otherwise than the sandbox's commands. What is missing is as the sandbox has it, so
 /// a command has no more rights than the sandbox was made with unless its client asks for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ConfinementChange {
     /// In place of [`Confinement::capabilities`].
@@ -234,6 +239,7 @@ impl ConfinementChange {
 
 /// What a running sandbox may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
     /// Time of the machine's process, in thousandths of a processor, at least 10; none for all of the
@@ -262,6 +268,7 @@ pub enum Limit {
 
 /// Where a stream comes from or goes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
     /// `/dev/null`.
@@ -279,6 +286,7 @@ pub enum Place {
 
 /// One of a command's outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
     /// Descriptor 1, or the terminal.
@@ -289,6 +297,8 @@ pub enum Stream {
 
 /// A message from the owner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OwnerReply"))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Reply {
     /// To the creator, without a request: the sandbox is ready for commands.
@@ -414,6 +424,7 @@ pub enum Reply {
 
 /// A sandbox that is ready for commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Up {
     /// The directory of the sandbox's state, where its socket is.
     pub directory: PathBuf,
@@ -421,6 +432,7 @@ pub struct Up {
 
 /// What a running sandbox uses of its host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Stats {
     /// Microseconds of processor time since its start.
     pub processor_time: u64,
@@ -449,6 +461,7 @@ pub struct Stats {
 
 /// Information about a running sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Info {
     /// Whether the guest's writes wait because the host's disk is full.
     pub stalled: bool,

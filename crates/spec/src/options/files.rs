@@ -256,7 +256,7 @@ pub(super) const OPTIONS: &[Row<FileOptions>] = &[
         option: Opt {
             name: "volume",
             kind: Kind::List,
-            help: "Folders and volumes: `HOST:PATH`, `NAME:PATH` for a volume; `:ro` or `:cached` may follow. Default: none.",
+            help: "Folders, files, volumes: `HOST:PATH`, `NAME:PATH`, `PATH` (removed with it); then `:ro`, `:cached`. Default: none.",
             listed: Some(160),
             below: Some((Heading::Files, 10)),
             whose: Whose::Machine,
@@ -343,7 +343,7 @@ pub(super) const OPTIONS: &[Row<FileOptions>] = &[
         option: Opt {
             name: "from",
             kind: Kind::Text,
-            help: "The name of a snapshot in place of an image. Default: none.",
+            help: "A snapshot in place of an image: its name, or `NAME:TAG` of one in a registry. Default: none.",
             listed: Some(150),
             below: Some((Heading::Sandbox, 90)),
             whose: Whose::Sandbox,
@@ -355,7 +355,7 @@ pub(super) const OPTIONS: &[Row<FileOptions>] = &[
         option: Opt {
             name: "root-disk",
             kind: Kind::Text,
-            help: "A file with an ext4 or EROFS filesystem in place of an image; with `:rw` changes go into it. Default: none.",
+            help: "File in place of an image: ext4, EROFS, disk (raw, qcow2, VMDK; `,partition=N`); `:rw` changes it. Default: none.",
             listed: Some(140),
             below: Some((Heading::Files, 70)),
             whose: Whose::Sandbox,

@@ -198,7 +198,7 @@ pub(super) const OPTIONS: &[Row<LimitOptions>] = &[
         option: Opt {
             name: "nested-virtualization",
             kind: Kind::Flag,
-            help: "Whether programs inside may use KVM. Default: {false}.",
+            help: "Whether programs inside may use KVM and performance counters. Default: {false}.",
             listed: Some(450),
             below: Some((Heading::Machine, 50)),
             whose: Whose::Machine,

@@ -322,7 +322,7 @@ pub(super) const OPTIONS: &[Row<MachineOptions>] = &[
         option: Opt {
             name: "net",
             kind: Kind::OneOf(&["user", "none"]),
-            help: "The network: `user` reaches what this machine reaches, but not the machine itself. Default: `user`.",
+            help: "The network: `user` reaches what this machine reaches, but not it and link-local addresses. Default: `user`.",
             listed: Some(260),
             below: Some((Heading::Network, 10)),
             whose: Whose::Sandbox,
@@ -406,7 +406,7 @@ pub(super) const OPTIONS: &[Row<MachineOptions>] = &[
         option: Opt {
             name: "trim",
             kind: Kind::List,
-            help: "What the root leaves out: paths, or the words `docs`, `man`, `locales` and `caches`. Default: nothing.",
+            help: "What the root leaves out: paths, with `*`, not `!PATH`; or `docs`, `man`, `locales`, `caches`. Default: nothing.",
             listed: Some(250),
             below: Some((Heading::Files, 130)),
             whose: Whose::Image,

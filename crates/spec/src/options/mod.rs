@@ -26,6 +26,8 @@ mod path;
 mod place;
 mod ports;
 mod row;
+#[cfg(feature = "schema")]
+mod schema;
 mod taken;
 
 pub use commands::CommandOptions;

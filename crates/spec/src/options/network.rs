@@ -133,7 +133,7 @@ pub(super) const OPTIONS: &[Row<NetworkOptions>] = &[
         option: Opt {
             name: "publish",
             kind: Kind::List,
-            help: "Ports of this machine that lead in: `HOST:GUEST`, `IP:HOST:GUEST`, `GUEST/udp`. Default: none.",
+            help: "Ports of this machine that lead in: `HOST:GUEST`, `IP:HOST:GUEST`, `GUEST/udp`, ranges. Default: none.",
             listed: Some(310),
             below: Some((Heading::Network, 20)),
             whose: Whose::Sandbox,

@@ -46,11 +46,11 @@ class Options(TypedDict, total=False):
     upper: str
     """Where changes go: `tmpfs`, `disk`, `disk:20g` or `folder:DIR`. Default: `tmpfs`, gone with the sandbox."""
     root_disk: str
-    """A file with an ext4 or EROFS filesystem in place of an image; with `:rw` changes go into it. Default: none."""
+    """File in place of an image: ext4, EROFS, disk (raw, qcow2, VMDK; `,partition=N`); `:rw` changes it. Default: none."""
     snapshot: str
-    """The name of a snapshot in place of an image. Default: none."""
+    """A snapshot in place of an image: its name, or `NAME:TAG` of one in a registry. Default: none."""
     volume: Sequence[str]
-    """Folders and volumes: `HOST:PATH`, `NAME:PATH` for a volume; `:ro` or `:cached` may follow. Default: none."""
+    """Folders, files, volumes: `HOST:PATH`, `NAME:PATH`, `PATH` (removed with it); then `:ro`, `:cached`. Default: none."""
     mount: Sequence[str]
     """Mounts as `docker run --mount` has them: `type=image,source=tools,target=/opt`. Default: none."""
     tmpfs: Sequence[str]
@@ -68,9 +68,9 @@ class Options(TypedDict, total=False):
     symlink: Sequence[str]
     """Symbolic links that are made in the root before the start: `TARGET:PATH`. Default: none."""
     trim: Sequence[str]
-    """What the root leaves out: paths, or the words `docs`, `man`, `locales` and `caches`. Default: nothing."""
+    """What the root leaves out: paths, with `*`, not `!PATH`; or `docs`, `man`, `locales`, `caches`. Default: nothing."""
     net: Literal["user", "none"]
-    """The network: `user` reaches what this machine reaches, but not the machine itself. Default: `user`."""
+    """The network: `user` reaches what this machine reaches, but not it and link-local addresses. Default: `user`."""
     net_allow: Sequence[str]
     """The only addresses and names that can be reached: `10.0.0.0/8`, `*.example.com:443`. Default: all."""
     net_deny: Sequence[str]
@@ -80,7 +80,7 @@ class Options(TypedDict, total=False):
     dns: Sequence[str]
     """Addresses of resolvers: `IP` or `IP:PORT`. Default: this machine's."""
     publish: Sequence[str]
-    """Ports of this machine that lead in: `HOST:GUEST`, `IP:HOST:GUEST`, `GUEST/udp`. Default: none."""
+    """Ports of this machine that lead in: `HOST:GUEST`, `IP:HOST:GUEST`, `GUEST/udp`, ranges. Default: none."""
     publish_all: bool
     """Whether all ports are published that the image or `expose` names. Default: False."""
     expose: Sequence[str]
@@ -108,7 +108,7 @@ class Options(TypedDict, total=False):
     require_limits: bool
     """Whether it must not start without a control group that limits its process. Default: False."""
     nested_virtualization: bool
-    """Whether programs inside may use KVM. Default: False."""
+    """Whether programs inside may use KVM and performance counters. Default: False."""
     backend: Literal["auto", "kvm", "qemu", "host"]
     """What runs it: our monitor, QEMU, or a container on this machine's kernel. Default: `auto`, never `host`."""
     transport: Literal["auto", "pmem", "blk"]

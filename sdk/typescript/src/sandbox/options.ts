@@ -52,11 +52,11 @@ export interface SandboxOptions {
   rm?: boolean;
   /** Where changes go: `tmpfs`, `disk`, `disk:20g` or `folder:DIR`. Default: `tmpfs`, gone with the sandbox. */
   upper?: string;
-  /** A file with an ext4 or EROFS filesystem in place of an image; with `:rw` changes go into it. Default: none. */
+  /** File in place of an image: ext4, EROFS, disk (raw, qcow2, VMDK; `,partition=N`); `:rw` changes it. Default: none. */
   rootDisk?: string;
-  /** The name of a snapshot in place of an image. Default: none. */
+  /** A snapshot in place of an image: its name, or `NAME:TAG` of one in a registry. Default: none. */
   snapshot?: string;
-  /** Folders and volumes: `HOST:PATH`, `NAME:PATH` for a volume; `:ro` or `:cached` may follow. Default: none. */
+  /** Folders, files, volumes: `HOST:PATH`, `NAME:PATH`, `PATH` (removed with it); then `:ro`, `:cached`. Default: none. */
   volume?: readonly string[];
   /** Mounts as `docker run --mount` has them: `type=image,source=tools,target=/opt`. Default: none. */
   mount?: readonly string[];
@@ -74,9 +74,9 @@ export interface SandboxOptions {
   patchTar?: readonly string[];
   /** Symbolic links that are made in the root before the start: `TARGET:PATH`. Default: none. */
   symlink?: readonly string[];
-  /** What the root leaves out: paths, or the words `docs`, `man`, `locales` and `caches`. Default: nothing. */
+  /** What the root leaves out: paths, with `*`, not `!PATH`; or `docs`, `man`, `locales`, `caches`. Default: nothing. */
   trim?: readonly string[];
-  /** The network: `user` reaches what this machine reaches, but not the machine itself. Default: `user`. */
+  /** The network: `user` reaches what this machine reaches, but not it and link-local addresses. Default: `user`. */
   net?: "user" | "none" | (string & {});
   /** The only addresses and names that can be reached: `10.0.0.0/8`, `*.example.com:443`. Default: all. */
   netAllow?: readonly string[];
@@ -86,7 +86,7 @@ export interface SandboxOptions {
   netRate?: string;
   /** Addresses of resolvers: `IP` or `IP:PORT`. Default: this machine's. */
   dns?: readonly string[];
-  /** Ports of this machine that lead in: `HOST:GUEST`, `IP:HOST:GUEST`, `GUEST/udp`. Default: none. */
+  /** Ports of this machine that lead in: `HOST:GUEST`, `IP:HOST:GUEST`, `GUEST/udp`, ranges. Default: none. */
   publish?: readonly string[];
   /** Whether all ports are published that the image or `expose` names. Default: `false`. */
   publishAll?: boolean;
@@ -114,7 +114,7 @@ export interface SandboxOptions {
   diskRate?: string;
   /** Whether it must not start without a control group that limits its process. Default: `false`. */
   requireLimits?: boolean;
-  /** Whether programs inside may use KVM. Default: `false`. */
+  /** Whether programs inside may use KVM and performance counters. Default: `false`. */
   nestedVirtualization?: boolean;
   /** What runs it: our monitor, QEMU, or a container on this machine's kernel. Default: `auto`, never `host`. */
   backend?: "auto" | "kvm" | "qemu" | "host" | (string & {});
