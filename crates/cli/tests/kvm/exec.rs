@@ -140,6 +140,7 @@ fn processor_time_and_the_rate_of_a_disk_change_while_a_sandbox_runs() {
     let write = "echo begin; dd if=/dev/zero of=/x bs=1M count=2 conv=fsync 2>/dev/null; echo end";
     let mut writer = home.start(&["exec", "it", "sh", "-c", write]);
     assert_eq!(writer.line(), "begin");
+    // Sleep: it may not end meanwhile.
     std::thread::sleep(Duration::from_secs(3));
     assert!(writer.is_running());
     let begun = Instant::now();
