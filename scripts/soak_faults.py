@@ -89,6 +89,7 @@ class Registry(Repeated):
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
                 return
+            # Sleep: the interval between attempts to connect.
             time.sleep(0.1)
 
     def break_it(self) -> None:

@@ -7,7 +7,10 @@
 //! blocks with little else in it, which is made once and never copied: replaced and written blocks
 //! are kept beside it.
 
-use std::collections::BTreeMap;
+// Tests of crates/ext4 have this file too.
+#[path = "ext4/patched.rs"]
+mod patched;
+
 use std::sync::OnceLock;
 
 use micabox_ext4::check::check;
@@ -17,9 +20,11 @@ use micabox_ext4::format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 use micabox_ext4::format::{fields, journal as log};
 use micabox_ext4::mkfs::{self, Journal, mkfs};
 use micabox_ext4::{
-    BlockDevice, DeviceError, Errno, Ext4, FileKind, Ino, Options, Owner, ROOT, Rename, Result,
-    SetXattr, Timestamp,
+    BlockDevice, Errno, Ext4, FileKind, Ino, Options, Owner, ROOT, Rename, Result, SetXattr,
+    Timestamp,
 };
+
+use patched::{Disk, NONE, Patch};
 
 const BLOCK: usize = 4096;
 const INODES: u64 = 16;
@@ -444,90 +449,6 @@ fn inode_at(image: &[u8], ino: Ino) -> usize {
     // Group 0's table: its descriptor is in the block after the superblock's.
     let table: u32 = fields::get(image, BLOCK + 8);
     table as usize * BLOCK + (ino as usize - 1) * 256
-}
-
-/// An offset and the bytes that replace those there.
-type Patch<'i> = (usize, &'i [u8]);
-const NONE: Patch<'static> = (0, &[]);
-
-/// A sound image with some bytes replaced, and blocks written since.
-#[derive(Clone)]
-struct Disk<'i> {
-    image: &'i [u8],
-    patches: [Patch<'i>; 3],
-    blocks: BTreeMap<usize, Box<[u8]>>,
-}
-
-impl<'i> Disk<'i> {
-    fn new(image: &'i [u8], patches: [Patch<'i>; 3]) -> Self {
-        Self {
-            image,
-            patches,
-            blocks: BTreeMap::new(),
-        }
-    }
-
-    fn fits(&self, offset: u64, length: usize) -> std::result::Result<(), DeviceError> {
-        let size = self.image.len() as u64;
-        match offset.checked_add(length as u64) {
-            Some(end) if end <= size => Ok(()),
-            _ => Err(DeviceError::OutOfRange {
-                offset,
-                length: length as u64,
-                size,
-            }),
-        }
-    }
-}
-
-/// Copies the part of `bytes`, located at `at`, that overlaps `into`, located at `start`.
-fn overlay(into: &mut [u8], start: usize, at: usize, bytes: &[u8]) {
-    let from = start.max(at);
-    let to = (start + into.len()).min(at + bytes.len());
-    if from < to {
-        into[from - start..to - start].copy_from_slice(&bytes[from - at..to - at]);
-    }
-}
-
-impl BlockDevice for Disk<'_> {
-    fn size(&self) -> std::result::Result<u64, DeviceError> {
-        Ok(self.image.len() as u64)
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
-        self.fits(offset, buf.len())?;
-        let start = offset as usize;
-        let end = start + buf.len();
-        buf.copy_from_slice(&self.image[start..end]);
-        for (at, bytes) in self.patches {
-            overlay(buf, start, at, bytes);
-        }
-        for (number, block) in self.blocks.range(start / BLOCK..end.div_ceil(BLOCK)) {
-            overlay(buf, start, number * BLOCK, block);
-        }
-        Ok(())
-    }
-
-    fn write_at(&mut self, offset: u64, buf: &[u8]) -> std::result::Result<(), DeviceError> {
-        self.fits(offset, buf.len())?;
-        let start = offset as usize;
-        for number in start / BLOCK..(start + buf.len()).div_ceil(BLOCK) {
-            let at = number * BLOCK;
-            if !self.blocks.contains_key(&number) {
-                let mut block = vec![0; BLOCK];
-                self.read_at(at as u64, &mut block)?;
-                self.blocks.insert(number, block.into());
-            }
-            if let Some(block) = self.blocks.get_mut(&number) {
-                overlay(block, at, start, buf);
-            }
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> std::result::Result<(), DeviceError> {
-        Ok(())
-    }
 }
 
 fn perform<'i>(

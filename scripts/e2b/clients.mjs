@@ -10,6 +10,15 @@ import { WebSocket } from 'ws'
 const server = new URL(process.env.E2B_API_URL)
 let box
 
+async function until(what, isSo) {
+  const end = Date.now() + 1000 * Number(process.env.PATIENCE)
+  while (!(await isSo())) {
+    assert.ok(Date.now() < end, `not in time: ${what}`)
+    // Sleep: the interval between questions.
+    await new Promise((wake) => setTimeout(wake, 50))
+  }
+}
+
 before(async () => {
   box = await Sandbox.create('sample', { timeoutMs: 3_600_000, metadata: { of: 'npm' } })
 })
@@ -62,7 +71,7 @@ test('files and their changes', async () => {
   assert.equal((await box.files.getInfo('/tmp/b.txt')).size, 4)
   assert.ok((await box.files.list('/tmp')).some((entry) => entry.name === 'd' && entry.type === 'dir'))
   await box.files.remove('/tmp/b.txt')
-  while (!names.includes('remove b.txt')) await new Promise((wake) => setTimeout(wake, 20))
+  await until('all is reported', () => names.includes('remove b.txt'))
   assert.ok(names.includes('create a.txt') && names.includes('rename a.txt'), String(names))
   await watch.stop()
   const url = await box.downloadUrl('/tmp/empty')
@@ -113,15 +122,12 @@ while True:
       socket.on('message', (data) => done(String(data)))
       socket.on('error', failed)
     })
-  for (const end = Date.now() + 300_000; ; ) {
-    try {
-      assert.equal(await talk(), 'to the port')
-      break
-    } catch (error) {
-      if (Date.now() > end || error.code === 'ERR_ASSERTION') throw error
-      await new Promise((wake) => setTimeout(wake, 100))
-    }
-  }
+  let answer
+  await until('the port answers', async () => {
+    answer = await talk().catch(() => undefined)
+    return answer !== undefined
+  })
+  assert.equal(answer, 'to the port')
 })
 
 test('code that keeps its state', async () => {

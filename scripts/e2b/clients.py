@@ -36,6 +36,7 @@ def until(what: str, is_so) -> None:
     end = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < end, f"not in time: {what}"
+        # Sleep: the interval between questions.
         time.sleep(0.05)
 
 

@@ -47,7 +47,9 @@ def main() -> int:
     if words[0].endswith(".py"):
         words.insert(0, sys.executable)
     try:
-        return subprocess.call(words, env=os.environ | server.variables)
+        return subprocess.call(
+            words, env=os.environ | server.variables | {"PATIENCE": str(PATIENCE)}
+        )
     finally:
         server.end()
 

@@ -142,6 +142,7 @@ def a_layer_that_stops(world):
         handler.send_header("Content-Length", str(registry.layer_size))
         handler.end_headers()
         handler.wfile.write(b"x")
+        # Sleep: the registry is silent for longer than a pull waits.
         time.sleep(30)
 
     registry.answers[f"blobs/{layer}"] = stop

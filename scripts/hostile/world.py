@@ -185,11 +185,12 @@ def execute(command, environment, seconds, space, tty=False):
     )
 
 
-def wait_until(what, condition, seconds=60):
+def wait_until(what, condition, seconds=300):
     """Waits for something to become true."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"never: {what}"
+        # Sleep: the interval between questions.
         time.sleep(0.05)
 
 

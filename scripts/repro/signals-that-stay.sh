@@ -30,8 +30,15 @@ bad=0
 good() { echo "ok    $1"; }
 wrong() { echo "WRONG $1: $2"; bad=1; }
 
-# Waits for at most a minute: all that this waits for takes less on any machine.
-until_() { for _ in $(seq 600); do "$@" && return; sleep 0.1; done; return 1; }
+# Waits for something, and for as long as only a hang takes.
+until_() {
+    local end=$((SECONDS + 300))
+    until "$@"; do
+        ((SECONDS < end)) || return 1
+        # Sleep: the interval between questions.
+        sleep 0.1
+    done
+}
 is_gone() { ! kill -0 "$1" 2>/dev/null; }
 
 for signal in TERM USR2 HUP WINCH RTMIN+2; do

@@ -6,11 +6,11 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial, run};
 use micabox_jail::{Forked, Kind, fork, run_if_worker, start_zygote};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use micabox_testing::PATIENCE;
+use rustix::event::{PollFd, PollFlags, poll};
 
 const KINDS: [Kind; 2] = [Kind::new("look", look), Kind::new("tell", tell)];
 
@@ -118,7 +118,7 @@ fn started(name: &str) -> Result<(String, UnixStream, Forked), Failed> {
 fn of_kind(kind: &str, name: &str) -> Result<(String, UnixStream, Forked), Failed> {
     let (mut ours, theirs) = UnixStream::pair()?;
     let forked = fork(kind, name, &OwnedFd::from(theirs)).ok_or("there is no zygote")?;
-    ours.set_read_timeout(Some(Duration::from_secs(30)))?;
+    ours.set_read_timeout(Some(PATIENCE))?;
     let mut said = Vec::new();
     while said.last() != Some(&0) {
         let mut part = [0; 1024];
@@ -132,10 +132,7 @@ fn of_kind(kind: &str, name: &str) -> Result<(String, UnixStream, Forked), Faile
 }
 
 fn wait_for(handle: &OwnedFd) -> Result<(), Failed> {
-    let limit = Timespec {
-        tv_sec: 30,
-        tv_nsec: 0,
-    };
+    let limit = PATIENCE.try_into()?;
     let mut ended = [PollFd::new(handle, PollFlags::IN)];
     match poll(&mut ended, Some(&limit))? {
         1 => Ok(()),

@@ -352,6 +352,7 @@ mod tests {
             Box::pin(async move {
                 match time {
                     _ if reference.registry() == DEAD => std::future::pending().await,
+                    // Sleep: how long a pull takes, on the test's own clock.
                     Some(time) => sleep(time).await,
                     None => return Err(PullError::Registry(unreachable(&reference))),
                 }
@@ -431,6 +432,7 @@ mod tests {
         assert_eq!(tried.fetch(1, &name).await, Ok(()));
         assert_eq!(tried.fetch(2, &name).await, Ok(()));
         assert_eq!(tried.begun(), 1);
+        // Sleep: the result's age, on the test's own clock.
         sleep(FRESH * 2).await;
         assert_eq!(tried.fetch(1, &name).await, BUSY);
         assert_eq!(tried.begun(), 2);
@@ -444,6 +446,7 @@ mod tests {
             assert_eq!(tried.fetch(1, &name).await, Err(Code::Gateway));
         }
         assert_eq!(tried.begun(), 1);
+        // Sleep: the registry's rest, on the test's own clock.
         sleep(REST).await;
         let name = format!("{GOOD}/x:0");
         assert_eq!(tried.fetch(1, &name).await, Err(Code::Gateway));
@@ -456,6 +459,7 @@ mod tests {
         for number in 0..=PULLS {
             assert_eq!(tried.fetch(1, &format!("{GOOD}/x:{number}")).await, BUSY);
         }
+        // Sleep: nothing may begin meanwhile, on the test's own clock.
         sleep(FORGOTTEN * 10).await;
         assert_eq!(tried.begun(), PULLS);
         // Asked for again, it does.

@@ -183,6 +183,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let sender = std::thread::spawn(move || {
             while (&theirs).write_all(b"x").is_ok() {
+                // Sleep: the sender is slow.
                 std::thread::sleep(Duration::from_millis(5));
             }
         });

@@ -2,12 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{MountFlags, UnmountFlags, unmount};
 use tempfile::TempDir;
 
-use crate::{PATIENCE, run};
+use crate::{run, wait_until};
 
 /// A mount on a directory of its own, which is unmounted when this is dropped.
 pub struct Mount {
@@ -125,18 +124,22 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let path = self.directory.path();
-        // Another test's child may hold a descriptor until it executes its program.
-        let deadline = Instant::now() + PATIENCE;
-        while rustix::mount::unmount(path, UnmountFlags::empty()).is_err() {
-            // Even a failing test that still has a file open leaves no mount behind.
-            if std::thread::panicking() || Instant::now() > deadline {
-                let _ = rustix::mount::unmount(path, UnmountFlags::DETACH);
-                assert!(std::thread::panicking(), "the mount is in use");
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
+        let _left = Left(self.path());
+        if !std::thread::panicking() {
+            // Another test's child may hold a descriptor until it executes its program.
+            wait_until("nothing uses a mount", || {
+                unmount(self.path(), UnmountFlags::empty()).is_ok()
+            });
         }
+    }
+}
+
+/// Even a failing test that still has a file open leaves no mount behind.
+struct Left<'a>(&'a Path);
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        let _ = unmount(self.0, UnmountFlags::DETACH);
     }
 }
 

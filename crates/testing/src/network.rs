@@ -6,6 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use crate::wait_until;
+
 /// Set in the process that runs in the namespace.
 const INSIDE: &str = "MICABOX_NET_TEST_INSIDE";
 
@@ -53,9 +55,8 @@ impl World {
             .spawn()
             .unwrap();
         let world = Self { neighbour };
-        while world.namespace_name() == std::fs::read_link("/proc/self/ns/net").unwrap() {
-            std::thread::yield_now();
-        }
+        let own = std::fs::read_link("/proc/self/ns/net").unwrap();
+        wait_until("the neighbour is apart", || world.namespace_name() != own);
         ip("link set lo up");
         let pid = world.neighbour.id();
         ip(&format!(

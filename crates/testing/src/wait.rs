@@ -7,8 +7,7 @@
 //! | bytes, a message, a connection | reading, with [`PATIENCE`] as the timeout |
 //! | a lock, a mount, a file, a record, an answer of a server | [`wait_until`], of what shows it |
 //!
-//! What still sleeps in tests waits for nothing: a time is its subject (an idle timeout, an age, a rate, a slow
-//! side), nothing may happen meanwhile (in a pause, after an end), or a kill may come at any moment.
+//! `scripts/sleeps --list` has what still sleeps in tests, each with its reason.
 
 use std::fmt::Debug;
 use std::os::unix::process::ExitStatusExt;
@@ -33,6 +32,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {
         assert!(Instant::now() < deadline, "never happened: {what}");
+        // Sleep: the interval between questions.
         std::thread::sleep(POLL);
     }
 }
@@ -50,6 +50,7 @@ pub fn wait_until_none<T: Debug>(what: &str, mut left: impl FnMut() -> Vec<T>) {
             return;
         }
         assert!(Instant::now() < deadline, "{what} never end: {left:?}");
+        // Sleep: the interval between questions.
         std::thread::sleep(POLL);
     }
 }

@@ -10,6 +10,7 @@ use std::sync::mpsc::{TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use micabox_tar::{Kind, Limits, Members};
+use micabox_testing::PATIENCE;
 use micabox_tree::{Error, Packing, Root, Source, Unpacked, Unpacker, Unpacking};
 
 const ALL: Packing = Packing {
@@ -149,9 +150,8 @@ fn files_without_a_size_are_packed_with_what_they_have() {
     ));
 }
 
-/// How long names change, and how long at most on a busy machine.
+/// How long names change, if that is enough.
 const AT_LEAST: Duration = Duration::from_secs(3);
-const PATIENCE: Duration = Duration::from_secs(300);
 
 #[test]
 fn names_that_change_meanwhile_lead_nowhere_else() {

@@ -5,11 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use micabox_testing::wait_until;
+use micabox_testing::{PATIENCE, wait_until};
 use micabox_vmm::{Backend, Begin, Disk, Exit, MachineConfig, MachineFile, PmemRegion, Qemu};
-
-/// Timeout far above the duration of a boot: only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The first bytes that the agent sends.
 const MAGIC: &[u8; 8] = b"MICABOX\n";

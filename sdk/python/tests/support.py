@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import os
@@ -13,14 +12,13 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import unittest
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Generator
+
+from .waiting import PATIENCE, wait_until
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 IMAGE = "sample"
-# Seconds that only a hang takes.
-PATIENCE = 300
 
 
 def _store() -> pathlib.Path:
@@ -70,23 +68,6 @@ async def make_async() -> AsyncSandbox:
     return await AsyncSandbox.create(IMAGE, backend="host", user="root", workdir="/")
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits until something is so; fails when only a hang can be why it is not."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"not so after {PATIENCE} s")
-        time.sleep(0.01)
-
-
-def limits(seconds: float) -> Iterator[float]:
-    """Ever longer limits of time, for what is to begin in it."""
-    while seconds < PATIENCE:
-        yield seconds
-        seconds *= 2
-    raise AssertionError(f"not begun in {PATIENCE} s")
-
-
 def remove_image(image: str) -> None:
     """Removes an image once nothing uses it: its first sandbox may end before its layers are unpacked."""
 
@@ -98,16 +79,6 @@ def remove_image(image: str) -> None:
         return True
 
     wait_until(is_removed)
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """The same in asyncio."""
-
-    async def wait() -> None:
-        while not await condition():
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(wait(), PATIENCE)
 
 
 def python(program: str, *args: str) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import inspect
-import time
 import unittest
 from collections.abc import AsyncIterator
 
@@ -22,7 +21,8 @@ from micabox import (
     TimeoutException,
 )
 
-from .support import PATIENCE, AsyncSandboxTest, make_async, until
+from .support import AsyncSandboxTest, make_async
+from .waiting import PATIENCE, until
 
 BIG = bytes(range(256)) * 20_000
 
@@ -78,8 +78,7 @@ class AsyncTest(AsyncSandboxTest):
         async def runs() -> bool:
             return "sleep 61" in [process.cmd for process in await self.box.commands.list()]
 
-        while not await runs():
-            await asyncio.sleep(0.01)
+        await until(runs)
         task.cancel()
         with self.assertRaises(asyncio.CancelledError):
             await task
@@ -172,8 +171,7 @@ class AsyncTest(AsyncSandboxTest):
             "echo a; sleep 0.3; touch /left", background=True, on_stdout=print
         )
         left.disconnect()
-        while not await self.box.files.exists("/left"):
-            await asyncio.sleep(0.01)
+        await until(lambda: self.box.files.exists("/left"))
 
     async def test_code_keeps_its_state(self) -> None:
         seen: list[str] = []
@@ -190,6 +188,7 @@ class AsyncTest(AsyncSandboxTest):
         before = len(await AsyncSandbox.list())
         for delay in (0, 0.002, 0.005, 0.01, 0.02, 0.04):
             task = asyncio.create_task(make_async())
+            # Sleep: the cancellation may come at any moment.
             await asyncio.sleep(delay)
             if task.cancel():
                 with self.assertRaises(asyncio.CancelledError):
@@ -215,12 +214,15 @@ class AsyncTest(AsyncSandboxTest):
         handle = await self.box.commands.run(
             "head -c 900000 /dev/zero", background=True, stdin=True
         )
-        while handle.pid in [one.pid for one in await self.box.commands.list()]:
-            await asyncio.sleep(0.01)
-        begun = time.monotonic()
-        while await handle.kill():  # until its end is here
-            self.assertLess(time.monotonic(), begun + PATIENCE)
-            await asyncio.sleep(0.01)
+
+        async def has_ended() -> bool:
+            return handle.pid not in [one.pid for one in await self.box.commands.list()]
+
+        async def is_known() -> bool:
+            return not await handle.kill()
+
+        await until(has_ended)
+        await until(is_known)
         with self.assertRaises(NotFoundException):
             await handle.send_stdin("x")
         self.assertEqual(len((await handle.wait()).stdout), 900_000)

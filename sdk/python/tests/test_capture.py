@@ -4,7 +4,8 @@ import io
 import tarfile
 import time
 
-from .support import PATIENCE, AsyncSandboxTest, SandboxTest, limits, until, wait_until
+from .support import AsyncSandboxTest, SandboxTest
+from .waiting import PATIENCE, limits, until, wait_until
 
 
 class CaptureTest(SandboxTest):

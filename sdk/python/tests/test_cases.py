@@ -18,7 +18,8 @@ import micabox
 from micabox import AsyncImages, AsyncSandbox, Sandbox, SandboxException, images, server
 from micabox.core import commands, files
 
-from .support import IMAGE, children, mica, wait_until
+from .support import IMAGE, children, mica
+from .waiting import wait_until
 
 _TABLE = json.loads(pathlib.Path(__file__).parents[2].joinpath("cases.json").read_text())
 _CASES = cast("list[dict[str, Any]]", _TABLE["cases"])
@@ -38,12 +39,14 @@ def _limits(case: dict[str, Any]) -> dict[str, Any]:
 def _pieces() -> Iterator[bytes]:
     while True:
         yield b"x" * 1000
+        # Sleep: the caller's data comes slowly.
         time.sleep(0.001)
 
 
 async def _async_pieces() -> AsyncIterator[bytes]:
     while True:
         yield b"x" * 1000
+        # Sleep: the caller's data comes slowly.
         await asyncio.sleep(0.001)
 
 

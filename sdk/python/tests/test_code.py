@@ -18,7 +18,8 @@ from micabox.code import ExecutionError, OutputMessage, Result, contexts
 from micabox.core.process import Process
 from micabox.protocol.replies import ReplyDecoder
 
-from .support import PATIENCE, AsyncSandboxTest, SandboxTest
+from .support import AsyncSandboxTest, SandboxTest
+from .waiting import PATIENCE
 
 DRIVER = resources.files("micabox.code").joinpath("driver.py").read_text()
 

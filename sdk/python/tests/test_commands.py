@@ -16,7 +16,8 @@ from micabox import (
     TimeoutException,
 )
 
-from .support import IMAGE, PATIENCE, SandboxTest, wait_until
+from .support import IMAGE, SandboxTest
+from .waiting import PATIENCE, wait_until
 
 BIG = bytes(range(256)) * 20_000
 
@@ -173,6 +174,7 @@ class CommandsTest(SandboxTest):
         handle.disconnect()
         dropped = self.box.commands.run(f"{wait} /dropped", background=True).pid
         gc.collect()
+        # Sleep: nothing may happen meanwhile.
         time.sleep(0.2)
         self.box.files.write("/go", "")
         wait_until(lambda: self.box.files.exists("/left") and self.box.files.exists("/dropped"))

@@ -23,15 +23,8 @@ from micabox.core import link
 from micabox.core.link import Link, LinkChannel
 
 from .links import none_idle, opened
-from .support import (
-    IMAGE,
-    AsyncSandboxTest,
-    SandboxTest,
-    make,
-    mica,
-    python,
-    wait_until,
-)
+from .support import IMAGE, AsyncSandboxTest, SandboxTest, make, mica, python
+from .waiting import wait_until
 
 
 class LinkTest(SandboxTest):

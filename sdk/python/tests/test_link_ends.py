@@ -25,7 +25,7 @@ from micabox.io.tasks import TaskIo
 from micabox.protocol.frames import PREAMBLE, Decoder, Frame, encode
 
 from .links import none_idle, opened
-from .support import PATIENCE
+from .waiting import PATIENCE
 
 
 class Peer:
@@ -227,7 +227,7 @@ class LineTest(unittest.IsolatedAsyncioTestCase):
                 while True:
                     ours.send(bytes(1 << 16))
             receiving = asyncio.ensure_future(line.frames())
-            await asyncio.sleep(0)  # the turn in which it begins
+            await asyncio.sleep(0)  # Sleep: the turn in which it begins.
             line.send_now(b"no room")
             with self.assertRaises(DisconnectedException):
                 await asyncio.wait_for(receiving, PATIENCE)

@@ -16,11 +16,13 @@ from micabox import (
     server,
 )
 
-from .support import PATIENCE, make, mica, python, wait_until
+from .support import make, mica, python
+from .waiting import PATIENCE, wait_until
 
 MAKE = """
 import os, sys, time
 from micabox import Sandbox
+from tests.waiting import wait_until
 box = Sandbox.create("sample", backend="host", user="root", workdir="/")
 print(box.sandbox_id, flush=True)
 """
@@ -64,6 +66,7 @@ async def main():
     terminal = await box.pty.create(PtySize(24, 80))
     await box.run_code("1")
     waiting = asyncio.create_task(handle.wait())
+    # Sleep: the turn in which it begins.
     await asyncio.sleep(0)
     {ending}
 asyncio.run(main())
@@ -126,7 +129,7 @@ class ProcessTest(unittest.TestCase):
         # As the first process of a container does, it adopts what others leave behind.
         done = python(
             """
-import ctypes, pathlib, time
+import ctypes, pathlib
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
 """
             + MAKE
@@ -136,11 +139,7 @@ box.kill()
 with Sandbox.create("sample", backend="host", user="root") as another:
     another.commands.run("sleep 1060 & true")
 children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children")
-names = [None, None]
-while len(names) != 1:
-    names = [pathlib.Path(f"/proc/{pid}/stat").read_text().split("(")[1].split(")")[0]
-             for pid in children.read_text().split()]
-    time.sleep(0.05)  # what is left is mica serve
+wait_until(lambda: len(children.read_text().split()) == 1)  # what is left is mica serve
 """
         )
         self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -162,7 +161,6 @@ if child == 0:
     with Sandbox.create("sample", backend="host") as own:
         own.commands.run("true")
         print(own.sandbox_id, flush=True)
-        time.sleep(0.2)
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 assert box.is_running()
@@ -199,6 +197,7 @@ box.commands.run("sleep 1060", background=True)
 if os.fork() == 0:
     os.close(1)
     os.close(2)
+    # Sleep: the child lives longer than the program.
     time.sleep(5)
     os._exit(0)
 """
@@ -328,16 +327,14 @@ if os.fork() == 0:
             + """
 import signal, threading
 def interrupt():
-    while not box.files.exists("/begun"):
-        time.sleep(0.01)
+    wait_until(lambda: box.files.exists("/begun"))
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
 try:
     box.commands.run("echo begun >/begun; exec sleep 1061")
 except KeyboardInterrupt:
     assert box.files.exists("/begun")
-    while "sleep 1061" in [process.cmd for process in box.commands.list()]:
-        time.sleep(0.01)
+    wait_until(lambda: "sleep 1061" not in [process.cmd for process in box.commands.list()])
     print("interrupted")
 """
         )

@@ -15,7 +15,8 @@ from micabox import (
     UnsupportedException,
 )
 
-from .support import IMAGE, PATIENCE, SandboxTest, make, mica, wait_until
+from .support import IMAGE, SandboxTest, make, mica
+from .waiting import PATIENCE, wait_until
 
 
 class SandboxesTest(unittest.TestCase):

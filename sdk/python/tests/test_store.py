@@ -30,7 +30,8 @@ from micabox import (
 )
 
 from .archive import one_file
-from .support import IMAGE, children, closed_port, mica, remove_image, until, wait_until
+from .support import IMAGE, children, closed_port, mica, remove_image
+from .waiting import until, wait_until
 
 # Longer than the windows of the protocol.
 BIG = bytes(range(256)) * 10_000
@@ -209,6 +210,7 @@ class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
         told: list[PullProgress] = []
 
         async def tell(progress: PullProgress) -> None:
+            # Sleep: the callback is one that gives up its turn.
             await asyncio.sleep(0)
             told.append(progress)
 

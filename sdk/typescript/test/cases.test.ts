@@ -130,6 +130,7 @@ async function perform(one: Case, box: Sandbox, signal: AbortSignal): Promise<un
 async function* endless(): AsyncGenerator<Uint8Array> {
   for (;;) {
     yield new Uint8Array(1000);
+    // Sleep: the caller's data comes slowly.
     await sleep(1);
   }
 }

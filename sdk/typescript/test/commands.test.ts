@@ -76,6 +76,7 @@ test("callbacks get the output as it comes, and hold the next one back", async (
   const seen: string[] = [];
   await box.commands.run("echo \u{1f980}; echo b >&2", {
     onStdout: async (text) => {
+      // Sleep: the callback is slow.
       await new Promise((resolve) => setTimeout(resolve, 20));
       seen.push(`out ${text}`);
     },
@@ -161,6 +162,7 @@ test("a callback that never settles does not hold up the end of what is killed",
   const ended = await box.commands.run("echo", stuck);
   await until("it has ended", () => ended.exitCode === 0);
   const waiting = ended.wait();
+  // Sleep: it may not end meanwhile.
   assert.equal(await Promise.race([waiting, sleep(50, "waits")]), "waits");
   assert.equal(await ended.kill(), false);
   assert.equal((await waiting).stdout, "\n");

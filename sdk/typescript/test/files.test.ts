@@ -218,6 +218,7 @@ test("a watch is stopped by its own callbacks", async () => {
   let hasRun = false;
   const slow = await box.files.watchDir("/srv/stopped", async () => {
     hasRun = false;
+    // Sleep: the callback is slow.
     await new Promise((resolve) => setTimeout(resolve, 50));
     hasRun = true;
   });

@@ -82,6 +82,7 @@ test("a paused sandbox stands still until it is resumed", async () => {
   let length = 0;
   await until("no more comes than was on its way", async () => {
     length = handle.stdout.length;
+    // Sleep: nothing may come meanwhile.
     await sleep(200);
     return handle.stdout.length === length;
   });

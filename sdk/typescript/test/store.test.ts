@@ -71,6 +71,7 @@ test("images are pushed to a registry and pulled from there", async () => {
     backend: "host",
     net: "none",
     onProgress: async (progress) => {
+      // Sleep: the callback is slow.
       await sleep(1);
       told.push(progress);
     },

@@ -47,6 +47,7 @@ export const PATIENCE = 300_000;
 
 /** Waits until this holds. */
 export async function until(what: string, holds: () => boolean | Promise<boolean>): Promise<void> {
+  // Sleep: the interval between questions.
   for (const end = Date.now() + PATIENCE; Date.now() < end; await sleep(10)) {
     if (await holds()) return;
   }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::support::{Fixture, KILL, builder, run, sandbox, shell, until, until_there};
+use super::support::{Fixture, KILL, PATIENCE, builder, run, sandbox, shell, until, until_there};
 use micabox::{Expiry, Reference, Restore, Status, Upper};
 use micabox_async::{Error, ErrorKind, Sandbox, blocking};
 use tokio::io::AsyncReadExt;
@@ -111,7 +111,7 @@ async fn a_detached_sandbox_is_found_by_its_name_and_stopped() {
         .await;
     let mut first = first.unwrap();
     first.stdout.as_mut().unwrap().read_u8().await.unwrap();
-    let stopped = sandbox.stop(Duration::from_secs(60)).await.unwrap();
+    let stopped = sandbox.stop(PATIENCE).await.unwrap();
     assert_eq!(stopped.killed, None);
     assert_eq!(waiting.await.unwrap(), Some(7));
     let status = sandbox.found().reload().unwrap().record().status.clone();
@@ -206,6 +206,7 @@ async fn a_snapshot_and_an_image_are_made_of_a_disk() {
         .await
         .unwrap();
     assert_eq!(copy.files().read("/made").await.unwrap(), b"here\n");
+    fixture.sandboxes().remove_snapshot("then").unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

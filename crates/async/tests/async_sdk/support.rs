@@ -5,11 +5,12 @@ mod image;
 
 use std::ops::Deref;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use micabox::{BackendChoice, Builder, Network};
 use micabox_async::{Command, Finished, Sandbox};
 pub use micabox_testing::PATIENCE;
+use micabox_testing::wait_until;
 
 pub use image::guest;
 
@@ -32,10 +33,9 @@ impl Deref for Fixture {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        // Sandboxes that were dropped before end in threads. One that is kept stays.
-        let begun = Instant::now();
-        while !self.is_empty() && begun.elapsed() < Duration::from_secs(10) {
-            std::thread::sleep(Duration::from_millis(10));
+        // Sandboxes that were dropped before end in threads.
+        if !std::thread::panicking() {
+            wait_until("its sandboxes are gone", || self.is_empty());
         }
     }
 }
@@ -67,11 +67,14 @@ pub async fn run(sandbox: &Sandbox, script: &str) -> Finished {
 
 /// Waits until something is so, for as long as a busy machine may take.
 pub async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so().await {
-        assert!(begun.elapsed() < PATIENCE, "never: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let waiting = async {
+        while !is_so().await {
+            // Sleep: the interval between questions.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, waiting).await;
+    assert!(waited.is_ok(), "never happened: {what}");
 }
 
 /// Waits until nothing with these arguments runs in a sandbox.

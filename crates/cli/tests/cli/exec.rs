@@ -155,6 +155,7 @@ fn an_idle_sandbox_lives_until_it_is_stopped_or_unused() {
     wait_until("a client waits", || waiting.is_connected());
     it.exec(&[], &["touch", "/second"]).ok();
     assert_eq!(second.wait(), 0);
+    // Sleep: its idle timeout passes, and it stays.
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(home.output(&["ps", "-q"]).ok().lines().count(), 1);
     // Then it ends by itself.

@@ -330,6 +330,7 @@ fn a_running_sandbox_is_worked_with_as_a_machine_is() {
     home.output(&["exec", "-d", "it", "sh", "-c", "while :; do :; done"]);
     home.output(&["pause", "it"]).ok();
     let before = ticks();
+    // Sleep: nothing may happen meanwhile.
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert_eq!(ticks(), before);
     home.output(&["unpause", "it"]).ok();

@@ -165,6 +165,7 @@ fn a_killed_server_leaves_no_process_waiting() {
                 .unwrap()
         })
         .collect();
+    // Sleep: the kill may come at any moment of the load.
     sleep(Duration::from_millis(300));
     signal(&mica, Signal::KILL);
     mica.wait().unwrap();

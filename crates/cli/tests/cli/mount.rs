@@ -153,6 +153,7 @@ fn a_killed_server_leaves_no_process_waiting() {
                     .unwrap()
             })
             .collect();
+        // Sleep: the kill may come at any moment of the load.
         sleep(Duration::from_millis(200));
         kill_process(servers(&world)[victim], Signal::KILL).unwrap();
         for process in &mut busy {

@@ -146,8 +146,10 @@ fn a_directory_is_below_changes_in_memory() {
 }
 
 /// Makes changes of all kinds that overlayfs makes as memory does: no directory of the image is renamed, and
-/// no file with several names is changed. Then all that was changed gets one time.
-const CHANGE: &str = r#": > ../stamp; sleep 0.05; cd srv; echo new > added; ln added hardlink; ln -s data link; mkfifo pipe; mknod null c 1 3
+/// no file with several names is changed. Then all that was changed gets one time: once the clock of files has gone on,
+/// it is newer than the stamp.
+const CHANGE: &str = r#": > ../stamp; until : > ../now; [ "$(find ../now -newer ../stamp)" ]; do :; done
+cd srv; echo new > added; ln added hardlink; ln -s data link; mkfifo pipe; mknod null c 1 3
 rm ../disk; rm -r hidden; rm -r kept; mkdir kept; echo fresh > kept/fresh; chmod 600 ../old; mkdir -m 2770 group
 chown 7:8 group; truncate -s 5M sparse; echo end >> sparse; mkdir twice; rmdir twice; cd ..
 echo more >> long; mv empty full; setfattr -n user.new -v 1 old; setfattr -n trusted.new -v 2 capable

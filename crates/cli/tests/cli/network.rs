@@ -73,7 +73,7 @@ fn data_sent_before_the_end_arrives_after_it() {
             let mut received = 0;
             while let Ok(count @ 1..) = stream.read(&mut piece) {
                 received += count;
-                // At most 6 MB/s.
+                // Sleep: a slow reader, which takes at most 6 MB/s.
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
             let _ = sender.send(received);

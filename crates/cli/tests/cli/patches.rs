@@ -102,7 +102,7 @@ fn patches_are_applied_before_the_start_in_memory_and_on_disk() {
         ("--remove=/srv/nope", "nothing of that name"),
         ("--mkdir=/srv/run/x", "not a directory"),
         ("--symlink=x:/srv", "there is a directory"),
-        ("--patch-tar=/nope", "No such file"),
+        ("--patch-tar=/proc/none", "No such file"),
     ] {
         let run = home.output(&["run", "--rm", flag, "box", "true"]);
         assert_eq!(run.code(), 125);

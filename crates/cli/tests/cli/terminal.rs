@@ -3,16 +3,13 @@
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
-use std::time::Duration;
 
 use pty_process::Size;
 use pty_process::blocking::{Command, Pty};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::termios::{LocalModes, tcgetattr};
 
-use crate::support::{Home, wait, wait_until};
-
-const PATIENCE: Duration = Duration::from_secs(300);
+use crate::support::{Home, PATIENCE, wait, wait_until};
 
 /// A `mica run` on a terminal of 40 lines of 100 characters.
 struct Session {

@@ -19,10 +19,7 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-use crate::support::{Home, Running, image, wait};
-
-/// A timeout far longer than any step takes.
-const PATIENCE: Duration = Duration::from_secs(300);
+use crate::support::{Home, PATIENCE, Running, image, wait};
 
 /// The only file's number, and its name.
 const NUMBER: u64 = 2;
@@ -267,7 +264,7 @@ fn a_machine_that_outlives_its_owner_keeps_its_disk() {
         }
         again.wait()
     });
-    // The first machine still uses the disk, so there is no second.
+    // Sleep: nothing may start meanwhile, since the first machine still uses the disk.
     thread::sleep(Duration::from_secs(4));
     assert_eq!(fs::read(&record).unwrap(), before);
     drop(held);

@@ -102,9 +102,15 @@ fn a_commands_state_is_in_snapshots_and_forks() {
     let sandboxes = || home.sandboxes().len();
     let before = sandboxes();
     let ask = json!({"count": 2, "timeout": TIMEOUT});
-    let has_begun = || sandboxes() > before;
-    assert!(server.abandon(&path(&original, "fork"), &ask, has_begun));
-    wait_until("no copy is left", || sandboxes() == before);
+    let fork = path(&original, "fork");
+    wait_until("a client goes before its answer", || {
+        let answer = server.abandon(&fork, &ask, || sandboxes() > before);
+        for copy in answer.iter().flat_map(|copies| copies.as_array().unwrap()) {
+            server.delete(&Made::of(&copy["sandbox"]));
+        }
+        wait_until("no copy is left", || sandboxes() == before);
+        answer.is_none()
+    });
 
     // While it is paused it does not count, and then it goes on.
     let info = |of: &Made| {

@@ -4,11 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
 
 use micabox_testing::children;
 
-use crate::support::{Home, Running, exists, wait_until};
+use crate::support::{Home, PATIENCE, Running, exists, wait_until};
 
 const KILL: i32 = 9;
 const TERM: i32 = 15;
@@ -167,7 +166,7 @@ fn a_ready_machine_gets_the_sandboxs_own_network() {
         let Ok(mut stream) = TcpStream::connect(address) else {
             return false;
         };
-        let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+        let _ = stream.set_read_timeout(Some(PATIENCE));
         let _ = stream.write_all(b"\n");
         let mut text = String::new();
         stream.read_to_string(&mut text).is_ok() && text == "served\n"

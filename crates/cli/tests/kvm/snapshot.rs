@@ -136,6 +136,7 @@ fn a_stop_ends_a_paused_machine() {
     for _ in 0..3 {
         let held = Holding::new(&home, "it");
         let before = written();
+        // Sleep: nothing may be written meanwhile.
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(written(), before);
         drop(held);

@@ -5,9 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
-use super::{Home, PATIENCE};
+use super::{Home, wait_until};
 
 /// Works in `/w` as root and as another user. Lines that it prints are in [`SEEN`].
 const WORK: &str = r#"
@@ -228,12 +227,7 @@ pub(crate) fn edits(home: &Home, backend: &str, count: usize) {
             let seen = home.output(&["exec", "edited", "cat", "directory/file"]);
             assert_eq!(seen.ok(), text, "edit {number}");
         }
-        let mut seen = seen_by_program();
-        let deadline = Instant::now() + PATIENCE;
-        while seen != text && Instant::now() < deadline {
-            seen = seen_by_program();
-        }
-        assert_eq!(seen, text, "edit {number}");
+        wait_until("an edit is seen", || seen_by_program() == text);
     }
     drop(to);
     running.wait().unwrap();

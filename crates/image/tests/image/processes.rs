@@ -145,6 +145,7 @@ impl Process {
     /// done by then takes no longer than that.
     fn kill_after(self, time: Duration) -> Duration {
         let started = Instant::now();
+        // Sleep: the kill may come at any moment.
         std::thread::sleep(time);
         self.kill();
         started.elapsed()

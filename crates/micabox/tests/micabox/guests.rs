@@ -407,6 +407,7 @@ fn a_client_that_pauses_is_not_the_guests_silence() {
             for _ in 0..128 {
                 guest.output(id, &[7; 1024]);
             }
+            // Sleep: the client's pause, longer than a guest may be silent.
             std::thread::sleep(PAUSE);
             guest.send(ToHost::Exited { id, status: DONE });
             sent.send(()).unwrap();

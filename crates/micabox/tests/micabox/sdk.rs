@@ -9,7 +9,7 @@ use micabox::{
     Handle, Network, Process, Restore, Sandbox, SandboxRef, Sandboxes, Snapshot, Status, Stdio,
     Upper,
 };
-
+use micabox_testing::{PATIENCE, wait_until};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::support::{Fixture, guest};
@@ -270,17 +270,16 @@ fn a_detached_sandbox_outlives_its_creator() {
     drop(sandbox.exec_with(&shell(script), options).unwrap());
     sandbox.detach().unwrap();
     let sandbox = fixture.sandboxes().get("it").unwrap();
-    let mut log = loop {
-        if let Some(mut log) = sandbox.log().unwrap()
-            && let Some(record) = log.next_record().unwrap()
-        {
-            assert_eq!(record.bytes, b"ready\n");
-            break log;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    };
+    let (mut log, mut first) = (None, None);
+    wait_until("its log has a record", || {
+        log = sandbox.log().unwrap();
+        first = log.as_mut().and_then(|log| log.next_record().unwrap());
+        first.is_some()
+    });
+    assert_eq!(first.unwrap().bytes, b"ready\n");
+    let mut log = log.unwrap();
     assert!(log.is_live().unwrap());
-    let stopped = sandbox.stop(Duration::from_secs(60)).unwrap();
+    let stopped = sandbox.stop(PATIENCE).unwrap();
     assert_eq!(stopped.killed, None);
     assert!(log.next_record().unwrap().is_none());
     assert!(sandbox.wait_timeout(Duration::ZERO));
@@ -316,7 +315,7 @@ fn a_sandbox_that_ends_before_it_is_detached_is_no_error() {
         }
         sandbox.detach().unwrap();
         assert_eq!(process.wait().unwrap(), ExitStatus::Exited(3));
-        assert!(found.wait_timeout(Duration::from_secs(60)));
+        assert!(found.wait_timeout(PATIENCE));
         found.remove().unwrap();
     }
     assert!(fixture.sandboxes().list().unwrap().is_empty());

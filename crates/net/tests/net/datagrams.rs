@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use micabox_net::Config;
 use micabox_testing::network::{NEIGHBOUR, OWN, World, outside, resolver};
+use micabox_testing::{PATIENCE, wait_until};
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
 
 use crate::guest::Guest;
@@ -97,35 +98,25 @@ fn a_published_port_takes_datagrams() {
     let (guest, host) = guests
         .find_map(|(guest, host)| Some((guest.ok()?, host)))
         .unwrap();
-    let mut child = guest.start(
+    let mut child = guest.serve(
         "
 server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 server.bind(('', 5353))
+print('listens', flush=True)
 data = b''
 while data != b'end':
     data, sender = server.recvfrom(1 << 17)
     server.sendto(data + b' for ' + str(sender[1]).encode(), sender)
 ",
-        &[],
     );
     let (mut seen, mut clients) = (Vec::new(), Vec::new());
     for n in 0..50 {
         let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         client.connect(host).unwrap();
-        // The first client repeats its datagram: the guest's server may not listen yet.
-        let patience = if n == 0 { 200 } else { 60_000 };
-        client
-            .set_read_timeout(Some(Duration::from_millis(patience)))
-            .unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut buffer = [0; 100];
-        let length = loop {
-            client.send(format!("{n}").as_bytes()).unwrap();
-            match client.recv(&mut buffer) {
-                Ok(length) => break length,
-                Err(_) if n == 0 && child.try_wait().unwrap().is_none() => {}
-                Err(error) => panic!("{n}: {error}"),
-            }
-        };
+        client.send(format!("{n}").as_bytes()).unwrap();
+        let length = client.recv(&mut buffer).unwrap();
         let reply = String::from_utf8(buffer[..length].to_vec()).unwrap();
         let (data, shown) = reply.split_once(" for ").unwrap();
         assert_eq!(data, n.to_string());
@@ -251,13 +242,13 @@ fn a_resolver_that_fails_is_followed_by_the_next() {
 
 /// Asks until the answer came before the next resolver is asked beside one that is silent.
 fn ask_in_turn(resolvers: &[SocketAddr]) -> Vec<u8> {
-    loop {
+    let mut answer = Vec::new();
+    wait_until("an answer comes in time", || {
         let start = Instant::now();
-        let answer = ask(resolvers);
-        if start.elapsed() < Duration::from_secs(2) {
-            return answer;
-        }
-    }
+        answer = ask(resolvers);
+        start.elapsed() < Duration::from_secs(2)
+    });
+    answer
 }
 
 #[test]

@@ -3,11 +3,12 @@
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, TcpListener};
 
+use micabox_testing::PATIENCE;
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
-use crate::link::{ACK, FIN, Link, PATIENCE, RST, SYN, frame, packet, segment};
+use crate::link::{ACK, FIN, Link, RST, SYN, frame, packet, segment};
 
 /// The only allowed destination, an address on which nothing listens.
 const NOBODY: &str = "127.255.255.254";

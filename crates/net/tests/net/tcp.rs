@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use micabox_net::Config;
 use micabox_spec::network::Rate;
-use micabox_testing::PATIENCE;
 use micabox_testing::network::outside;
+use micabox_testing::{PATIENCE, wait_until};
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
 
 use crate::guest::Guest;
@@ -381,6 +381,7 @@ fn a_reader_that_stops_blocks_only_its_writer() {
         let mut one = [0];
         // Reads nothing for a while: the guest is blocked by then.
         stream.read_exact(&mut one).unwrap();
+        // Sleep: a reader that stops, by which time the guest is blocked.
         std::thread::sleep(Duration::from_millis(500));
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
@@ -421,36 +422,25 @@ fn a_published_port_leads_to_the_guest() {
         ..Config::default()
     });
     let [port, refused] = [0, 1].map(|n| guest.network.published()[n].host.port());
-    let child = guest.start(
+    let child = guest.serve(
         "
 server = socket.create_server(('', 8080))
+print('listens', flush=True)
 for n in range(20):
     stream, (address, _) = server.accept()
     data = read_all(stream)
     stream.sendall(address.encode() + b' ' + hashlib.sha256(data).hexdigest().encode())
     stream.close()
 ",
-        &[],
     );
     let data = vec![7; 5 << 20];
-    for n in 0..20 {
-        let reply = loop {
-            // Until the server listens, its kernel resets the connection.
-            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-            stream
-                .set_read_timeout(Some(Duration::from_secs(60)))
-                .unwrap();
-            let mut reply = String::new();
-            let sent = stream
-                .write_all(&data)
-                .and_then(|()| stream.shutdown(Shutdown::Write))
-                .and_then(|()| stream.read_to_string(&mut reply));
-            match sent {
-                Ok(_) if !reply.is_empty() => break reply,
-                _ if n == 0 => std::thread::sleep(Duration::from_millis(20)),
-                other => panic!("{n}: {other:?}"),
-            }
-        };
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(&data).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
         let (address, digest) = reply.split_once(' ').unwrap();
         assert_eq!(address, guest.gateway());
         assert_eq!(digest, SHA256_OF_DATA);
@@ -498,9 +488,8 @@ fn a_stopped_network_leaves_nothing() {
     // The same when the machine has gone.
     let (network, link) = micabox_net::Network::start(config(published)).unwrap();
     drop(link);
-    let listens = || TcpListener::bind((Ipv4Addr::LOCALHOST, port));
-    while listens().is_err() {
-        std::thread::yield_now();
-    }
+    wait_until("its port is free", || {
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+    });
     drop(network);
 }

@@ -5,12 +5,12 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use micabox_owner::Client;
 use micabox_owner::protocol::{
     Attach, ConfinementChange, Exec, Kind, Place, Reply, Request, Stream,
 };
+use micabox_testing::wait_until;
 use micabox_wire::{Confinement, ExitStatus, MAX_DATA, ToGuest, ToHost};
 
 use crate::support::{Fixture, confinement, detached, framed, output, reply, start};
@@ -290,11 +290,7 @@ fn commands_with_a_note_are_listed_to_other_clients() {
     assert_eq!(listed(&fixture), [(7, false, "of the first".to_owned())]);
     let status = ExitStatus::Exited(0);
     fixture.guest.send(ToHost::Exited { id, status });
-    // Once the end has been seen.
-    let deadline = Instant::now() + Duration::from_secs(300);
-    while !listed(&fixture).is_empty() {
-        assert!(Instant::now() < deadline);
-    }
+    wait_until("its end is seen", || listed(&fixture).is_empty());
 }
 
 #[test]

@@ -40,6 +40,7 @@ fn an_unused_sandbox_ends_by_itself() {
     let mut fixture = Fixture::booted();
     let mut client = expiring(&mut fixture, Some(300), None);
     let (used, begun) = (Duration::from_millis(600), Instant::now());
+    // Sleep: the sandbox is used for longer than it may be idle.
     std::thread::sleep(used);
     // Its client can start a command, which is not the first one and continues without it.
     let exec = Exec {
@@ -54,6 +55,7 @@ fn an_unused_sandbox_ends_by_itself() {
     client.request(2, &signal, &[]).unwrap();
     assert!(matches!(reply(&mut client, 2), Reply::Failed(_)));
     drop(client);
+    // Sleep: the sandbox is used for longer than it may be idle.
     std::thread::sleep(used);
     let status = ExitStatus::Exited(0);
     fixture.guest.send(ToHost::Exited { id, status });

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use micabox_owner::protocol::{Exec, Failure, Kind, Limit, Reply, Request};
 use micabox_owner::{Client, Lost, LostReason, Start};
+use micabox_testing::PATIENCE;
 use micabox_vmm::Exit;
 use micabox_wire::{
     BootFailed, BootPart, ExitStatus, MAX_DATA, OutputStream, Setup, StartFailed, StartFailure,
     ToGuest, ToHost, preamble, write_message,
 };
 
-use crate::support::{Fixture, Guest, SOON, framed, hello, identity, output, reply, start};
+use crate::support::{Fixture, Guest, framed, hello, identity, output, reply, start};
 
 /// Returns the failure that the creator receives for a start that fails.
 fn boot_error(fixture: &mut Fixture) -> Lost {
@@ -430,7 +431,7 @@ fn a_restored_copy_reattaches_its_command() {
         main: Some(5),
         setup: Setup::default(),
     };
-    let mut fixture = Fixture::starting(restore, SOON, false);
+    let mut fixture = Fixture::starting(restore, PATIENCE, false);
     let ToGuest::Restore(restore) = fixture.guest.receive() else {
         panic!("no copy");
     };
@@ -475,7 +476,7 @@ fn a_copy_whose_command_no_client_claims_is_stopped_in_order() {
         main: Some(5),
         setup: Setup::default(),
     };
-    let mut fixture = Fixture::starting(restore, SOON, true);
+    let mut fixture = Fixture::starting(restore, PATIENCE, true);
     assert!(matches!(fixture.guest.receive(), ToGuest::Restore(_)));
     fixture.guest.send(ToHost::Restored);
     fixture.guest.send(ToHost::Started {

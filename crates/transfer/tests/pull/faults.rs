@@ -4,6 +4,7 @@ mod documents;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use micabox_image::Digest;
@@ -366,7 +367,9 @@ fn a_registry_that_accepts_and_says_nothing_is_left() {
 #[test]
 fn a_pull_is_cancelled_while_its_registry_says_nothing() {
     let registry = Registry::with(&TestImage::small());
-    registry.rule(|_| {
+    let (asked, is_asked) = channel();
+    registry.rule(move |_| {
+        let _ = asked.send(());
         let mut silent = Reply::new(200, "");
         silent.length = Some(10);
         silent.end = End::Stall;
@@ -377,7 +380,7 @@ fn a_pull_is_cancelled_while_its_registry_says_nothing() {
     });
     let cancellation = puller.options.cancellation.clone();
     let canceller = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(200));
+        is_asked.recv().unwrap();
         cancellation.cancel();
     });
     let begun = std::time::Instant::now();

@@ -76,6 +76,7 @@ fn a_killed_pull_leaves_a_sound_store() {
         let test = layer::store();
         let root = test.store.root().to_owned();
         let mut process = pulling(&root, &reference);
+        // Sleep: the kill may come at any moment of a pull.
         std::thread::sleep(moment(round, whole));
         process.kill().unwrap();
         let status = process.wait().unwrap();

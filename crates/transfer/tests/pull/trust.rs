@@ -342,8 +342,8 @@ fn a_policy_that_cant_be_used_lets_nothing_be_pulled() {
             "`x` is there twice",
         ),
         (
-            r#"{"default": [{"type": "sigstoreSigned", "keyPath": "/no/such/key"}]}"#,
-            "/no/such/key",
+            r#"{"default": [{"type": "sigstoreSigned", "keyPath": "/proc/none/key"}]}"#,
+            "/proc/none/key",
         ),
         (
             r#"{"default": [{"type": "sigstoreSigned", "keyPath": "relative"}]}"#,

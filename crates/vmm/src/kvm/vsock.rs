@@ -170,6 +170,7 @@ pub(super) fn answer(worker: &OwnedFd, stream: Option<BorrowedFd<'_>>) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use micabox_testing::wait_until;
     use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
@@ -208,12 +209,12 @@ mod tests {
         let program = UnixListener::bind(directory.path().join("v_4294967295")).unwrap();
         let answer = |port| {
             assert!(host.ask(port));
-            loop {
-                if let Some(answer) = host.answer() {
-                    return answer;
-                }
-                std::thread::yield_now();
-            }
+            let mut answer = None;
+            wait_until("there is an answer", || {
+                answer = host.answer();
+                answer.is_some()
+            });
+            answer.unwrap()
         };
         assert!(answer(7).is_none());
         let mut stream = UnixStream::from(answer(u32::MAX).unwrap());

@@ -264,6 +264,8 @@ fn prompt(
 mod tests {
     use std::thread::{sleep, spawn};
 
+    use micabox_testing::PATIENCE;
+
     use super::*;
 
     fn save(control: &Control, patience: Duration) -> Result<(), String> {
@@ -291,12 +293,11 @@ mod tests {
                 assert!(matches!(next, Some((Request::GoOn, None))));
             }
         });
-        let soon = Duration::from_secs(30);
         assert_eq!(
-            save(&control, soon).unwrap_err(),
+            save(&control, PATIENCE).unwrap_err(),
             "saving the machine: no room"
         );
-        save(&control, soon).unwrap();
+        save(&control, PATIENCE).unwrap();
         worker.join().unwrap();
     }
 
@@ -336,6 +337,7 @@ mod tests {
             // Even the length may come too late, on a busy machine.
             let mut sent = (&theirs).write_all(&1000_u16.to_le_bytes());
             while sent.is_ok() {
+                // Sleep: the worker is slow.
                 sleep(Duration::from_millis(20));
                 sent = (&theirs).write_all(b"x");
             }
@@ -343,7 +345,7 @@ mod tests {
         let begin = Instant::now();
         let error = save(&control, Duration::from_millis(200)).unwrap_err();
         assert!(error.contains("does not answer"), "{error}");
-        assert!(begin.elapsed() < Duration::from_secs(300));
+        assert!(begin.elapsed() < PATIENCE);
         // The worker saw the end of the stream, so late answers can't be taken for others.
         worker.join().unwrap();
         let error = save(&control, Duration::from_secs(1)).unwrap_err();

@@ -339,11 +339,10 @@ impl Drop for Process {
 mod tests {
     use super::*;
     use micabox_jail::{CAP_DAC_READ_SEARCH, Quota};
+    use micabox_testing::{PATIENCE, wait_until};
     use std::ffi::OsString;
     use std::io::Read;
     use std::path::Path;
-
-    const SOON: Duration = Duration::from_secs(30);
 
     fn launch(program: &str, arguments: Vec<OsString>) -> Launch {
         Launch {
@@ -388,16 +387,16 @@ mod tests {
 
     #[test]
     fn exits_of_a_machine_are_told_apart() {
-        assert_eq!(run("exit 0").wait(SOON), Some(Exit::PoweredOff));
+        assert_eq!(run("exit 0").wait(PATIENCE), Some(Exit::PoweredOff));
         assert_eq!(
-            run("echo no such device >&2; exit 1").wait(SOON),
+            run("echo no such device >&2; exit 1").wait(PATIENCE),
             Some(Exit::Failed {
                 code: 1,
                 message: "no such device".into()
             })
         );
         assert_eq!(
-            run("kill -SEGV $$").wait(SOON),
+            run("kill -SEGV $$").wait(PATIENCE),
             Some(Exit::Killed {
                 signal: libc::SIGSEGV,
                 by_us: false,
@@ -406,7 +405,7 @@ mod tests {
         );
         let panic = "echo Kernel panic - not syncing: Attempted to kill init >&$console";
         assert_eq!(
-            run(panic).wait(SOON),
+            run(panic).wait(PATIENCE),
             Some(Exit::Panicked {
                 message: "Attempted to kill init".into()
             })
@@ -420,7 +419,7 @@ mod tests {
         let mut agent = process.agent().unwrap();
         process.kill();
         assert!(matches!(
-            process.wait(SOON),
+            process.wait(PATIENCE),
             Some(Exit::Killed { by_us: true, .. })
         ));
         assert_eq!(agent.read(&mut [0]).unwrap(), 0);
@@ -430,9 +429,9 @@ mod tests {
     #[test]
     fn the_console_may_be_endless() {
         let process = run("exec >&$console; while :; do echo flood; done");
-        while process.console_tail().len() < CONSOLE_TAIL - 8 {
-            std::thread::yield_now();
-        }
+        wait_until("its tail is full", || {
+            process.console_tail().len() >= CONSOLE_TAIL - 8
+        });
         assert!(process.console_tail().len() <= CONSOLE_TAIL);
     }
 
@@ -444,7 +443,7 @@ mod tests {
         let process = run("exec >&$agent; echo $agent $console; ls /proc/$$/fd; \
              grep -E 'NoNewPrivs|CapBnd' /proc/self/status; echo limit $(ulimit -f)");
         let mut agent = process.agent().unwrap();
-        process.wait(SOON).unwrap();
+        process.wait(PATIENCE).unwrap();
         let mut text = String::new();
         agent.read_to_string(&mut text).unwrap();
         let (channels, rest) = text.split_once('\n').unwrap();

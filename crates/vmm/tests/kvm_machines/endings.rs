@@ -1,12 +1,14 @@
 //! Tests how machines end: each way is distinguished from the others.
 
+use std::fs::File;
 use std::os::unix::net::UnixStream;
 
 use libtest_mimic::{Failed, Trial};
+use micabox_testing::{PATIENCE, wait_until};
 use micabox_vmm::{Backend, Exit, Kvm, Machine, MachineConfig, MachineFile, PmemRegion};
 use tempfile::NamedTempFile;
 
-use super::{PATIENCE, boot, config, greeting, guest};
+use super::{boot, config, greeting, guest};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -84,10 +86,33 @@ fn killed() -> Result<(), Failed> {
     Ok(())
 }
 
+/// The size of a layer.
+const SIZE: u64 = 2 << 20;
+
+/// Truncates a layer of a new machine before its kernel reads that, which it does with the start of every new disk.
+/// Returns how the machine failed.
+fn cut(config: &MachineConfig, layer: &File) -> Result<String, Failed> {
+    let mut machine = None;
+    wait_until("the kernel reads a layer that is cut", || {
+        layer.set_len(SIZE).unwrap();
+        let started = start(config).unwrap();
+        layer.set_len(0).unwrap();
+        // The agent greets if the kernel was faster.
+        let is_read = greeting(&*started).is_err();
+        machine = Some(started);
+        is_read
+    });
+    let machine = machine.ok_or("no machine")?;
+    match end(&*machine)? {
+        Exit::Failed { message, .. } => Ok(message),
+        exit => Err(format!("{exit}\n{}", machine.console_tail()).into()),
+    }
+}
+
 fn truncated() -> Result<(), Failed> {
     let file = || -> Result<NamedTempFile, Failed> {
         let file = NamedTempFile::new()?;
-        file.as_file().set_len(2 << 20)?;
+        file.as_file().set_len(SIZE)?;
         Ok(file)
     };
     let with = |files: &[&NamedTempFile]| {
@@ -104,17 +129,10 @@ fn truncated() -> Result<(), Failed> {
     let (doomed, shared) = (file()?, file()?);
     let other = start(&with(&[&shared]))?;
     greeting(&*other)?;
-    let machine = start(&with(&[&doomed, &shared]))?;
-    // The kernel reads the start of every new disk.
-    doomed.as_file().set_len(0)?;
-    match end(&*machine)? {
-        Exit::Failed { message, .. } => {
-            let name = doomed.path().display().to_string();
-            assert!(message.contains(&name), "{message}");
-            assert!(message.contains("truncated"), "{message}");
-        }
-        exit => return Err(format!("{exit}\n{}", machine.console_tail()).into()),
-    }
+    let message = cut(&with(&[&doomed, &shared]), doomed.as_file())?;
+    let name = doomed.path().display().to_string();
+    assert!(message.contains(&name), "{message}");
+    assert!(message.contains("truncated"), "{message}");
     // Another machine with a file of the same region does not notice.
     assert_eq!(other.wait(std::time::Duration::ZERO), None);
     Ok(())
@@ -128,8 +146,8 @@ fn replaced() -> Result<(), Failed> {
     let (kernel, initrd, layer) = (path("kernel"), path("initrd"), path("layer"));
     std::fs::copy(guest("vmlinux"), &kernel)?;
     std::fs::copy(guest("initrd.cpio"), &initrd)?;
-    let first = std::fs::File::create(&layer)?;
-    first.set_len(2 << 20)?;
+    let first = File::create(&layer)?;
+    first.set_len(SIZE)?;
     let config = MachineConfig {
         begin: boot(&kernel, &initrd),
         pmem: vec![PmemRegion {
@@ -143,12 +161,8 @@ fn replaced() -> Result<(), Failed> {
     }
     let machine = start(&config)?;
     greeting(&*machine)?;
-    let again = start(&config)?;
-    first.set_len(0)?;
-    match end(&*again)? {
-        Exit::Failed { message, .. } => assert!(message.contains("truncated"), "{message}"),
-        exit => return Err(format!("{exit}\n{}", again.console_tail()).into()),
-    }
+    let message = cut(&config, &first)?;
+    assert!(message.contains("truncated"), "{message}");
     Ok(())
 }
 

@@ -12,10 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use libtest_mimic::{Failed, Trial};
+use micabox_testing::PATIENCE;
 use micabox_vmm::{Backend, Begin, Exit, Kvm, Machine, MachineConfig, MachineFile};
-
-/// Timeout far above the duration of a boot: only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The first bytes that the agent sends.
 const MAGIC: &[u8; 8] = b"MICABOX\n";

@@ -1,12 +1,11 @@
 //! Tests the CPUID of a guest's processors.
 
-use std::time::Instant;
-
 use libtest_mimic::{Failed, Trial};
+use micabox_testing::wait_until;
 use micabox_vmm::{Backend, Kvm, Machine, MachineConfig, Snapshot};
 
 use super::snapshots::{SAY_EBX, kernel};
-use super::{PATIENCE, boot, config, guest};
+use super::{boot, config, guest};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -45,17 +44,11 @@ fn start(nested_virtualization: bool) -> Result<(Box<dyn Machine>, [u32; 3]), Fa
         },
         ..config()
     })?;
-    let deadline = Instant::now() + PATIENCE;
-    let said = loop {
-        let said = machine.console_tail();
-        if said.lines().count() >= 3 && said.ends_with('\n') {
-            break said;
-        }
-        if Instant::now() > deadline {
-            return Err(format!("it said {said:?}").into());
-        }
-        std::thread::yield_now();
-    };
+    let mut said = String::new();
+    wait_until("it has printed three lines", || {
+        said = machine.console_tail();
+        said.lines().count() >= 3 && said.ends_with('\n')
+    });
     let number = |line: &str| {
         line.bytes()
             .fold(0, |sum, letter| sum << 4 | u32::from(letter - b'a'))

@@ -6,13 +6,14 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
+use micabox_testing::{PATIENCE, wait_until};
 use micabox_vmm::{Backend, Begin, Exit, Kvm, Machine, MachineConfig, Snapshot};
 use micabox_wire::{
     Boot, Identity, Init, Setup, ToGuest, ToHost, Upper, preamble, read_message, write_message,
 };
 use tempfile::NamedTempFile;
 
-use super::{PATIENCE, boot, config, guest};
+use super::{boot, config, guest};
 
 const COPIES: usize = 8;
 
@@ -159,22 +160,18 @@ fn counts(machine: &dyn Machine) -> Result<Vec<u32>, Failed> {
 fn paused() -> Result<(), Failed> {
     let (machine, config, _kernel) = counting()?;
     for _ in 0..8 {
-        let mut is_still = false;
+        let mut said = String::new();
         machine.pause(&mut || {
-            let deadline = Instant::now() + PATIENCE;
             // Earlier output may still be on its way.
-            while !is_still && Instant::now() < deadline {
-                let said = machine.console_tail();
+            wait_until("it is still", || {
+                said = machine.console_tail();
+                // Sleep: nothing may come meanwhile.
                 std::thread::sleep(Duration::from_millis(50));
-                is_still = machine.console_tail() == said;
-            }
+                machine.console_tail() == said
+            });
         })?;
-        assert!(is_still);
-        let said = machine.console_tail();
-        let deadline = Instant::now() + PATIENCE;
-        while machine.console_tail() == said {
-            assert!(Instant::now() < deadline, "it does not go on");
-        }
+        assert!(!said.is_empty());
+        wait_until("it goes on", || machine.console_tail() != said);
     }
     // A pause does not affect a later save, nor the other way round.
     let snapshot = save(&*machine)?;

@@ -10,10 +10,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
+use micabox_testing::PATIENCE;
 use micabox_vmm::{Backend, Begin, Exit, Kvm, Machine, MachineConfig, Snapshot, Sockets};
 use sha2::{Digest, Sha256};
 
-use super::{PATIENCE, boot, config};
+use super::{boot, config};
 
 /// The host's address.
 const HOST: u32 = 2;

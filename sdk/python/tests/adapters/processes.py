@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from micabox import AsyncSandbox
-from tests.support import until
+from tests.waiting import until
 
 
 async def wait_until_gone(sandbox: AsyncSandbox, *commands: str) -> None:

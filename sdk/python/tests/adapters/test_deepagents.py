@@ -19,7 +19,8 @@ from micabox import Sandbox
 from micabox.adapters.deepagents import MicaboxBackend
 from micabox.core.capture import Collector
 from micabox.protocol.command import Output
-from tests.support import PATIENCE, limits, make, wait_until
+from tests.support import make
+from tests.waiting import PATIENCE, limits, wait_until
 
 # langchain-tests 1.1 asks for what deepagents 0.7 has changed in its own part: a write replaces, and
 # glob's paths are absolute.

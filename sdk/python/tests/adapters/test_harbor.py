@@ -18,7 +18,8 @@ from harbor.models.trial.paths import TrialPaths
 from micabox import Sandbox
 from micabox.adapters.harbor import MicaboxEnvironment
 from tests.adapters.processes import wait_until_gone
-from tests.support import IMAGE, limits
+from tests.support import IMAGE
+from tests.waiting import limits
 
 PLACE = "micabox.adapters.harbor:MicaboxEnvironment"
 ON_HOST = {"backend": "host", "user": "root"}

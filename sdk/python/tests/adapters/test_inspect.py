@@ -24,7 +24,8 @@ from inspect_ai.util._sandbox.self_check import *
 from micabox import AsyncSandbox, Sandbox, SandboxInfo
 from micabox.adapters.inspect_ai import MicaboxConfig, MicaboxSandboxEnvironment
 from tests.adapters.processes import wait_until_gone
-from tests.support import IMAGE, limits
+from tests.support import IMAGE
+from tests.waiting import limits
 
 CONFIG = MicaboxConfig(image=IMAGE, backend="host", user="root", workdir="/work")  # type: ignore[call-arg]
 
@@ -178,7 +179,7 @@ def test_the_command_line_finds_it(tmp_path: Path) -> None:
 
 
 def test_a_configuration_that_is_missing_is_no_image() -> None:
-    for name in ("missing.yaml", "/no/such/box.yml"):
+    for name in ("missing.yaml", "/proc/none/box.yml"):
         with pytest.raises(FileNotFoundError, match="no such configuration"):
             asyncio.run(MicaboxSandboxEnvironment.sample_init("task", name, {}))
 

@@ -41,7 +41,8 @@ from micabox.adapters.openai_agents import (
     MicaboxSandboxSessionState,
 )
 from tests.adapters.processes import wait_until_gone
-from tests.support import IMAGE, PATIENCE, until, wait_until
+from tests.support import IMAGE
+from tests.waiting import PATIENCE, until, wait_until
 
 set_tracing_disabled(True)
 ON_HOST = {"backend": "host", "user": "root", "workdir": "/"}

@@ -14,7 +14,8 @@ from smolagents.utils import AgentError
 
 from micabox.adapters.smolagents import MicaboxExecutor
 from micabox.code import contexts
-from tests.support import PATIENCE, make
+from tests.support import make
+from tests.waiting import PATIENCE
 
 
 class Script(Model):

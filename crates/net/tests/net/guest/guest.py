@@ -68,6 +68,7 @@ def main(link, mac, address, gateway, mtu, kind, *command):
     code = subprocess.run(command, check=False).returncode
     patience = time.monotonic() + 10
     while not settled() and time.monotonic() < patience:
+        # Sleep: the interval between looks.
         time.sleep(0.005)
     os._exit(code)
 

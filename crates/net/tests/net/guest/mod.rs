@@ -1,10 +1,12 @@
 //! A guest without a virtual machine: a network namespace on the other end of the link,
 //! with the machine's own kernel as the oracle for every protocol.
 
+use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 
 use micabox_net::{Addresses, Config, Network};
+use micabox_testing::PATIENCE;
 use micabox_testing::network::outside;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -14,7 +16,7 @@ const PYTHON: &str = "/usr/bin/python3";
 /// Before every script.
 const PRELUDE: &str = "
 import hashlib, os, socket, struct, sys, threading, time
-socket.setdefaulttimeout(60)
+socket.setdefaulttimeout(PATIENCE)
 def connect(address, port):
     return socket.create_connection((address, int(port)))
 def read_all(stream):
@@ -97,11 +99,24 @@ impl Guest {
             .arg(mtu.to_string())
             .arg(if self.header { "header" } else { "sums" })
             .args([PYTHON, "-c"])
-            .arg(format!("{PRELUDE}\n{script}"))
+            .arg(format!(
+                "PATIENCE = {}\n{PRELUDE}\n{script}",
+                PATIENCE.as_secs()
+            ))
             .args(arguments)
             .stdout(Stdio::piped())
             .spawn()
             .expect("unshare is installed")
+    }
+
+    /// Starts a Python script in the guest that prints `listens`, and waits for that.
+    pub fn serve(&self, script: &str) -> Child {
+        let mut child = self.start(script, &[]);
+        let mut line = String::new();
+        let stdout = child.stdout.as_mut().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        assert_eq!(line, "listens\n");
+        child
     }
 
     /// Runs a Python script in the guest and returns what it printed.

@@ -4,11 +4,9 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use micabox_net::{Addresses, Config, Network};
+use micabox_testing::PATIENCE;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-
-/// Far longer than any step takes: only a hang reaches it.
-pub const PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Link {
     pub socket: OwnedFd,

@@ -13,14 +13,12 @@ use std::time::{Duration, Instant};
 use micabox_owner::protocol::frame::Pipe;
 use micabox_owner::protocol::{Exec, Frame, Limit, Place, Reply, Request, Stream};
 use micabox_owner::{Client, Launch, Outcome, Registrar, Start, serve};
+use micabox_testing::PATIENCE;
 use micabox_vmm::{Exit, Machine, Snapshot};
 use micabox_wire::{
     Boot, BootTimings, Confinement, Hello, Identity, Init, OutputStream, Setup, ToGuest, ToHost,
     Upper, preamble, read_message, write_message,
 };
-
-/// A timeout far longer than any step takes: only a hang reaches it.
-pub const SOON: Duration = Duration::from_secs(300);
 
 /// A machine that is only a socket: killing it closes the socket.
 pub struct FakeMachine {
@@ -244,7 +242,7 @@ fn boot() -> Start {
 impl Fixture {
     /// Makes a fixture with a guest that has sent nothing yet.
     pub fn new() -> Self {
-        Self::starting(boot(), SOON, false)
+        Self::starting(boot(), PATIENCE, false)
     }
 
     /// Makes a fixture as [`Fixture::new`]; with `keeps`, there is a disk that must be flushed.
@@ -298,7 +296,7 @@ impl Fixture {
     }
 
     pub fn booted_with(keeps: bool) -> Self {
-        Self::starting(boot(), SOON, keeps).boot()
+        Self::starting(boot(), PATIENCE, keeps).boot()
     }
 
     /// As [`Fixture::booted`], with a guest that has so long to answer.
@@ -385,14 +383,14 @@ pub fn start(client: &mut Client, guest: &mut Guest, exec: Exec, stdin_window: u
 
 #[track_caller]
 pub fn reply(client: &mut Client, number: u32) -> Reply {
-    let deadline = Instant::now().checked_add(SOON);
+    let deadline = Instant::now().checked_add(PATIENCE);
     client.reply(number, deadline).unwrap().expect("an answer")
 }
 
 /// Returns the next bytes of a command's stdout.
 #[track_caller]
 pub fn output(client: &mut Client) -> Vec<u8> {
-    let deadline = Instant::now().checked_add(SOON);
+    let deadline = Instant::now().checked_add(PATIENCE);
     match client.receive(deadline).unwrap() {
         Some(Frame::Data(1, Pipe::Stdout, data)) => data,
         other => panic!("{other:?}"),

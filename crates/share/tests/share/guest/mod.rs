@@ -4,9 +4,9 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 use micabox_share::{HEADER, Process, Settings, Transport};
+use micabox_testing::PATIENCE;
 
 pub(crate) const ROOT: u64 = 1;
 
@@ -45,9 +45,7 @@ impl Guest {
         let folder = fs::File::open(folder).unwrap();
         let (server, socket) = micabox_share::start(folder.into(), &settings).unwrap();
         let stream = UnixStream::from(socket);
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut guest = Self {
             stream,
             outdated: Vec::new(),

@@ -245,6 +245,7 @@ fn a_request_beyond_the_rate_waits_and_is_served_later() {
         let mut served = 0;
         while read(&mut driver) == 0 {
             served += 1;
+            // Sleep: longer than the clocks of processors differ by.
             std::thread::sleep(differ);
         }
         let wait = stalled(&driver).unwrap();

@@ -1,12 +1,13 @@
 use std::io::{Read, Write};
 
+use micabox_testing::PATIENCE;
+
 use super::*;
 use crate::kvm::virtio::driver::{Driver, READ, WRITE};
 
 fn start() -> (Driver, UnixStream) {
     let (host, guest) = UnixStream::pair().unwrap();
-    host.set_read_timeout(Some(std::time::Duration::from_secs(60)))
-        .unwrap();
+    host.set_read_timeout(Some(PATIENCE)).unwrap();
     let console = Console::new("test.0", guest).unwrap();
     (Driver::new(Box::new(console)), host)
 }

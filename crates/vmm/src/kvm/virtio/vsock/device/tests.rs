@@ -255,6 +255,7 @@ fn data_sent_before_the_guest_closed_arrives() {
     let reader = std::thread::spawn(move || rest(client).len());
     while !reader.is_finished() {
         guest.driver.host();
+        // Sleep: the interval between turns of the driver.
         std::thread::yield_now();
     }
     assert_eq!(reader.join().unwrap(), sent);
