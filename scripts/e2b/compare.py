@@ -15,15 +15,16 @@ EXPECTED = Path(__file__).parent / "expected"
 
 
 def results(file: Path) -> dict[str, str]:
-    """What came out of each test."""
-    found = {}
+    """What came out of each test. One whose name another has had has a number."""
+    found, times = {}, Counter()
     for case in ET.parse(file).iter("testcase"):
-        name = f"{case.get('classname')} {case.get('name')}".strip()
+        name = f"{case.get('classname')} {case.get('name')}"
+        times[name] += 1
         kinds = {child.tag for child in case}
-        if kinds & {"failure", "error"}:
-            found[name] = "failed"
-        else:
-            found.setdefault(name, "skipped" if "skipped" in kinds else "passed")
+        is_failed = kinds & {"failure", "error"}
+        found[name if times[name] == 1 else f"{name} ({times[name]})"] = (
+            "failed" if is_failed else "skipped" if "skipped" in kinds else "passed"
+        )
     return found
 
 
