@@ -99,6 +99,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
                 "display" => reply.is_display = map.next_value()?,
                 name => {
                     let value: &RawValue = map.next_value()?;
+                    // Its type comes first.
                     let value = match unquoted(value.get()) {
                         Some(text) if name == "text" && reply.kind == "result" => {
                             ["\"", text, "\""]
@@ -180,7 +181,7 @@ mod tests {
             ("'a'.b", "'a'.b"),
             ("'a\"", "'a\""),
         ] {
-            let said = |kind| json!({"type": kind, "text": text}).to_string();
+            let said = |kind| format!("{{\"type\": \"{kind}\", \"text\": {}}}", json!(text));
             let shown = |kind| {
                 let line = Reply::of(said(kind).as_bytes()).unwrap().line().unwrap();
                 serde_json::from_slice::<Value>(&line).unwrap()["text"].clone()
