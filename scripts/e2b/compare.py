@@ -59,7 +59,8 @@ def main() -> int:
                 surprises.append(f"{suite}: fails: {name}")
             if result == "passed" and reasons.get(name, "").startswith("#"):
                 surprises.append(f"{suite}: passes, though expected to fail: {name}")
-    print("\n".join(surprises))
+    for line in surprises:
+        print(line)
     print(f"suites: {', '.join(counts)}; {len(surprises)} not as expected")
     return int(bool(surprises))
 
