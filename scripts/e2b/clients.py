@@ -400,6 +400,27 @@ class Machine(unittest.TestCase):
             server.end()
 
 
+# What a kernel knows of pandas, matplotlib and E2B's charts.
+FORMS = """
+import sys
+from types import SimpleNamespace
+
+class DataFrame:
+    size = 2
+    def to_dict(self, orient):
+        return {"a": [1.5, float("nan")]}
+
+class Figure:
+    pass
+
+chart = {"type": "unknown", "title": "lines", "elements": []}
+sys.modules["pandas"] = SimpleNamespace(DataFrame=DataFrame)
+sys.modules["matplotlib.figure"] = SimpleNamespace(Figure=Figure)
+sys.modules["e2b_charts"] = SimpleNamespace(chart_figure_to_dict=lambda figure: chart)
+display(DataFrame(), Figure())
+"""
+
+
 class Code(unittest.TestCase):
     def test_state_is_kept(self) -> None:
         box = Interpreter.create()
@@ -428,6 +449,10 @@ class Code(unittest.TestCase):
                 )
                 shown = box.run_code("from IPython.display import HTML; HTML('<b>x</b>')")
                 self.assertEqual(shown.results[0].html, "<b>x</b>")
+                results = box.run_code(FORMS).results
+                self.assertEqual(results[0].data, {"a": [1.5, None]})
+                assert results[1].chart
+                self.assertEqual(results[1].chart.title, "lines")
             finally:
                 box.kill()
         finally:
@@ -461,11 +486,11 @@ class Code(unittest.TestCase):
         failed = box.run_code("1/0")
         assert failed.error
         self.assertEqual(failed.error.name, "ZeroDivisionError")
-        self.assertEqual(box.run_code("import os; os.environ['V']", envs={"V": "7"}).text, "'7'")
+        self.assertEqual(box.run_code("import os; os.environ['V']", envs={"V": "7"}).text, "7")
         self.assertEqual(box.run_code("'V' in os.environ").text, "False")
         context = box.create_code_context(cwd="/tmp")
         self.assertEqual(box.run_code("os.getcwd()", context=context).error.name, "NameError")
-        self.assertEqual(box.run_code("import os; os.getcwd()", context=context).text, "'/tmp'")
+        self.assertEqual(box.run_code("import os; os.getcwd()", context=context).text, "/tmp")
         self.assertEqual(len(box.list_code_contexts()), 2)
         box.restart_code_context(context)
         self.assertEqual(box.run_code("os.getcwd()", context=context).error.name, "NameError")

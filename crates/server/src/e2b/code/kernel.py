@@ -23,6 +23,7 @@ FORMATS = {
     "application/json": "json",
     "application/javascript": "javascript",
     "e2b/data": "data",
+    "e2b/chart": "chart",
 }
 
 
@@ -45,15 +46,32 @@ _micabox(__import__("os"), __import__("posix"))
 del _micabox
 """
 
-# Has results of pandas in a form that programs can read as well.
-DATA = """
+# Has results of pandas, and charts of matplotlib if E2B's package for them is there, in forms that programs can read.
+# By `isinstance`: IPython forgets what is registered for a figure when matplotlib is imported.
+FORMS = """
 def _micabox():
+    import json
+    import sys
     from IPython.core.formatters import BaseFormatter
 
-    class Data(BaseFormatter):
-        format_type = "e2b/data"
-        print_method = "_repr_e2b_data_"
-        _return_type = dict
+    display = get_ipython().display_formatter
+
+    def add(kind, module, name, shown):
+        class Form(BaseFormatter):
+            format_type = "e2b/" + kind
+            print_method = "_repr_e2b_" + kind + "_"
+            _return_type = dict
+
+            def __call__(self, value):
+                known = getattr(sys.modules.get(module), name, None)
+                if known is None or not isinstance(value, known):
+                    return super().__call__(value)
+                try:
+                    return shown(value)
+                except Exception:
+                    return None  # one that has no such form
+
+        display.formatters["e2b/" + kind] = Form(parent=display)
 
     def plain(value):
         if value is None or isinstance(value, (bool, int, str)):
@@ -62,16 +80,20 @@ def _micabox():
             return value if value - value == 0 else None
         return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
-    def columns(frame):
+    def data(frame):
         if frame.size > 100_000:
             return None
         found = frame.to_dict(orient="list")
         return {str(name): [plain(value) for value in values] for name, values in found.items()}
 
-    display = get_ipython().display_formatter
-    data = Data(parent=display)
-    data.for_type_by_name("pandas.core.frame", "DataFrame", columns)
-    display.formatters[data.format_type] = data
+    def chart(figure):
+        from e2b_charts import chart_figure_to_dict
+
+        found = chart_figure_to_dict(figure)
+        return found if found and len(json.dumps(found, default=str)) <= 4 << 20 else None
+
+    add("data", "pandas", "DataFrame", data)
+    add("chart", "matplotlib.figure", "Figure", chart)
 _micabox()
 del _micabox
 """
@@ -96,7 +118,7 @@ class Kernel:
         self.client = manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
-        self.client.execute(DATA, silent=True)
+        self.client.execute(FORMS, silent=True)
         self.request = 0
 
     def send(self, kind, **fields):

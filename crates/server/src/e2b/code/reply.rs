@@ -99,7 +99,14 @@ impl<'de> Visitor<'de> for Fields<'_> {
                 "display" => reply.is_display = map.next_value()?,
                 name => {
                     let value: &RawValue = map.next_value()?;
-                    let value = value.get().bytes();
+                    // Its type comes first.
+                    let value = match unquoted(value.get()) {
+                        Some(text) if name == "text" && reply.kind == "result" => {
+                            ["\"", text, "\""]
+                        }
+                        _ => ["", value.get(), ""],
+                    };
+                    let value = value.into_iter().flat_map(str::bytes);
                     let _ = write!(reply.fields, ",{}:", json!(name));
                     // Ends of lines are between values only: in strings they are escaped.
                     let is_end = |byte| matches!(byte, b'\n' | b'\r');
@@ -110,6 +117,12 @@ impl<'de> Visitor<'de> for Fields<'_> {
         }
         Ok(())
     }
+}
+
+/// What is between the quotes in a text in JSON that begins and ends with them: a string's value, as E2B's server has it.
+fn unquoted(text: &str) -> Option<&str> {
+    let within = |begin, end| text.strip_prefix(begin)?.strip_suffix(end);
+    within("\"'", "'\"").or_else(|| within(r#""\""#, r#"\"""#))
 }
 
 #[cfg(test)]
@@ -155,6 +168,29 @@ mod tests {
             line,
             "{\"type\":\"result\",\"is_main_result\":true,\"a\":[1,  2]}\n"
         );
+    }
+
+    #[test]
+    fn the_text_of_a_string_has_no_quotes() {
+        for (text, expected) in [
+            ("'/tmp'", "/tmp"),
+            ("\"it's\"", "it's"),
+            ("'a\\\\'", "a\\\\"),
+            ("''", ""),
+            ("'", "'"),
+            ("'a'.b", "'a'.b"),
+            ("'a\"", "'a\""),
+        ] {
+            let said = |kind| format!("{{\"type\": \"{kind}\", \"text\": {}}}", json!(text));
+            let shown = |kind| {
+                let line = Reply::of(said(kind).as_bytes()).unwrap().line().unwrap();
+                serde_json::from_slice::<Value>(&line).unwrap()["text"].clone()
+            };
+            assert_eq!(
+                (shown("result"), shown("stdout")),
+                (expected.into(), text.into())
+            );
+        }
     }
 
     #[test]
