@@ -13,8 +13,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 from bench import layout
 
-# How many layers of the sample image stand in for an image, as tests fetch nothing: userland, and Python on it.
-LAYERS = {"debian:12": 1, "python:3.12-slim": 2}
+# Layers of the sample image, which stand in for images, as tests fetch nothing: userland, Python on it, an application.
+LAYERS = {
+    "debian:12": slice(1),
+    "python:3.12-slim": slice(2),
+    "registry.example.com/team/app:1": slice(2, 3),
+}
 
 # What a sandbox, and a snapshot of one moment, has as its ID.
 ID = re.compile(r"\b[0-9a-f]{32}\b")
@@ -48,5 +52,5 @@ def image(name: str) -> Iterator[Path]:
     # Beside the sample image, whose layers are linked.
     with tempfile.TemporaryDirectory(prefix="session-", dir=sample.parent.parent) as work:
         directory = Path(work) / "image"
-        layout.write(directory, layout.blobs(sample)[: LAYERS[name]])
+        layout.write(directory, layout.blobs(sample)[LAYERS[name]])
         yield directory
