@@ -60,7 +60,17 @@ pub struct Lines<R> {
     /// Whether the session has begun: what needs no answer means nothing before, and rmcp ends at it.
     has_begun: bool,
     output: Option<mpsc::Sender<Vec<u8>>>,
-    writer: JoinHandle<()>,
+}
+
+/// What writes the lines.
+#[derive(Debug)]
+pub struct Writer(JoinHandle<()>);
+
+impl Writer {
+    /// Waits until all is written, once the lines are gone, or until the client has taken too long to read it.
+    pub async fn end(self) {
+        let _ = tokio::time::timeout(GRACE, self.0).await;
+    }
 }
 
 /// The requests without a result, with the room of their lines.
@@ -80,7 +90,7 @@ impl Open {
 
 impl<R: AsyncRead + Unpin + Send> Lines<R> {
     /// Begins to write, in the runtime.
-    pub fn new<W: AsyncWrite + Unpin + Send + 'static>(input: R, mut output: W) -> Self {
+    pub fn new<W: AsyncWrite + Unpin + Send + 'static>(input: R, mut output: W) -> (Self, Writer) {
         let (sender, mut lines) = mpsc::channel::<Vec<u8>>(UNREAD);
         let writer = tokio::spawn(async move {
             while let Some(line) = lines.recv().await {
@@ -89,7 +99,7 @@ impl<R: AsyncRead + Unpin + Send> Lines<R> {
                 }
             }
         });
-        Self {
+        let lines = Self {
             input: BufReader::new(input),
             line: Vec::new(),
             refused: None,
@@ -100,8 +110,8 @@ impl<R: AsyncRead + Unpin + Send> Lines<R> {
             open: Arc::default(),
             has_begun: false,
             output: Some(sender),
-            writer,
-        }
+        };
+        (lines, Writer(writer))
     }
 
     /// Returns what the requests that are under way have.
@@ -263,7 +273,6 @@ impl<R: AsyncRead + Unpin + Send> Transport<RoleServer> for Lines<R> {
 
     async fn close(&mut self) -> io::Result<()> {
         self.output = None;
-        let _ = tokio::time::timeout(GRACE, &mut self.writer).await;
         Ok(())
     }
 }
@@ -275,6 +284,8 @@ fn kib(bytes: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use std::task::{Context, Poll, Waker};
+
+    use tokio::io::AsyncReadExt;
 
     use super::*;
 
@@ -306,7 +317,7 @@ mod tests {
         // A short one needs no room.
         text += &call(100, 10);
         text += &call(101, SMALL * 2);
-        let mut lines = Lines::new(text.as_bytes(), tokio::io::sink());
+        let (mut lines, _writer) = Lines::new(text.as_bytes(), tokio::io::sink());
         for id in (0..most).chain([100]) {
             assert_eq!(next(&mut lines), number(id));
         }
@@ -320,5 +331,23 @@ mod tests {
         assert_eq!(next(&mut lines), number(101));
         // It takes no more than it needs.
         assert!(lines.all_room.available_permits() > kib(long) as usize / 2);
+    }
+
+    #[test]
+    fn what_was_answered_is_written_when_the_lines_are_gone() {
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_time().build().unwrap();
+        runtime.block_on(async {
+            // A client that reads byte by byte.
+            let (mut client, output) = tokio::io::duplex(1);
+            let (mut lines, writer) = Lines::new(&b"nonsense\n"[..], output);
+            assert!(lines.receive().await.is_none());
+            drop(lines);
+            let mut answer = String::new();
+            tokio::join!(writer.end(), async {
+                client.read_to_string(&mut answer).await.unwrap();
+            });
+            assert!(answer.ends_with("}\n"), "{answer}");
+        });
     }
 }

@@ -72,9 +72,9 @@ pub fn execute(args: McpArgs) -> Outcome {
         .map_err(|error| Failure::of(&error).context("starting the server"))?;
     let served = runtime.block_on(async {
         // Nothing but messages may be on stdout, whose control characters JSON escapes.
-        let lines = Lines::new(tokio::io::stdin(), tokio::io::stdout());
+        let (lines, writer) = Lines::new(tokio::io::stdin(), tokio::io::stdout());
         let service = Service::new(Arc::clone(&server), lines.open());
-        match service.serve(lines).await {
+        let served = match service.serve(lines).await {
             Ok(running) => running
                 .waiting()
                 .await
@@ -82,7 +82,9 @@ pub fn execute(args: McpArgs) -> Outcome {
                 .map_err(|e| Failure::of(&e)),
             Err(ServerInitializeError::ConnectionClosed(_)) => Ok(()),
             Err(error) => Err(Failure::of(&error)),
-        }
+        };
+        writer.end().await;
+        served
     });
     server.held.end();
     // Threads that still work end with the process, and their commands with them.
