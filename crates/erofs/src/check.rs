@@ -41,12 +41,17 @@ pub fn check<R: ReadAt>(image: &R) -> Vec<Finding> {
 /// attributes and directories: the check keeps its knowledge of them in memory.
 pub fn check_within<R: ReadAt>(image: &R, metadata: u64) -> Vec<Finding> {
     match Reader::open(image) {
-        Ok(reader) => Check::new(&reader, metadata).run(),
+        Ok(reader) => check_read(&reader, metadata),
         Err(error) => vec![Finding {
             path: (*b"/").into(),
             problem: error.to_string(),
         }],
     }
+}
+
+/// Does the same as [`check_within`] with an image that is open. Of compressed files, it checks the inodes alone.
+pub fn check_read<R: ReadAt>(reader: &Reader<R>, metadata: u64) -> Vec<Finding> {
+    Check::new(reader, metadata).run()
 }
 
 /// What the walk knows of an inode.
@@ -111,7 +116,7 @@ impl<'r, R: ReadAt> Check<'r, R> {
         self.overlaps();
         let counted = self.seen.len() as u64;
         let claimed = self.reader.inode_count();
-        if self.findings.is_empty() && counted != claimed {
+        if self.findings.is_empty() && !self.reader.has_inodes(counted) {
             let problem = format!("the superblock counts {claimed} inodes, there are {counted}");
             self.find(root, b"", &problem);
         }
@@ -234,7 +239,7 @@ impl<'r, R: ReadAt> Check<'r, R> {
             inode.kind,
             FileType::Regular | FileType::Directory | FileType::Symlink
         );
-        if has_extents {
+        if has_extents && !self.reader.is_compressed(inode) {
             for extent in self.reader.extents(inode)? {
                 // Inline data was counted with the inode.
                 let Some(start) = extent.address.filter(|start| !metadata.contains(start)) else {
@@ -282,8 +287,9 @@ impl<'r, R: ReadAt> Check<'r, R> {
     }
 
     fn link_counts(&mut self) {
-        // The merge keeps the link counts of the layers, some of whose names may be hidden.
-        let merged = !self.reader.devices().is_empty();
+        // The merge keeps the link counts of the layers, some of whose names may be hidden. So does what corrects a
+        // stack of them, which is read as any tool's layer is.
+        let merged = !self.reader.devices().is_empty() || self.reader.takes_foreign();
         let mut wrong: Vec<(u64, String)> = self
             .seen
             .iter()

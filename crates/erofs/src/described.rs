@@ -62,7 +62,7 @@ impl Description {
             source
                 .read_exact_at(&mut whole, SUPERBLOCK_OFFSET)
                 .map_err(Error::Read)?;
-            if let Err(SuperblockProblem::Checksum) = Superblock::decode(&whole) {
+            if let Err(SuperblockProblem::Checksum) = Superblock::decode(&whole, true) {
                 return Err(Error::Corrupt("the superblock's checksum is wrong"));
             }
         }

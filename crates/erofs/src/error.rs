@@ -85,6 +85,13 @@ pub enum Error {
     #[error("not an EROFS image")]
     NotErofs,
 
+    /// Files of the image are compressed, by this algorithm.
+    #[error(
+        "files of the EROFS image are compressed ({0}), which is not supported: make it without that (mkfs.erofs without \
+         -z), and compress all of it if need be"
+    )]
+    Compressed(&'static str),
+
     /// The image uses a part of the format that this crate does not support.
     #[error("the EROFS image uses {0}, which is not supported")]
     Unsupported(&'static str),

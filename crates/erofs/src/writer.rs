@@ -148,6 +148,21 @@ impl<W: Write + Seek> Writer<W> {
     /// [`Error::Inode`] for an inode that the format can't hold; otherwise those of writing.
     pub fn finish(mut self) -> Result<(W, Summary)> {
         self.tree.count_links();
+        self.write_metadata()
+    }
+
+    /// Writes `tree` as the metadata, in place of the writer's own and with the link counts that it has, and then the
+    /// superblock.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Writer::finish`].
+    pub(crate) fn finish_with(mut self, tree: Tree) -> Result<(W, Summary)> {
+        self.tree = tree;
+        self.write_metadata()
+    }
+
+    fn write_metadata(mut self) -> Result<(W, Summary)> {
         self.output.align()?;
         let plan = emit::Plan::new(&self.tree)?;
         let meta_block = self.output.block()?;

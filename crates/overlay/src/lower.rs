@@ -137,7 +137,7 @@ impl Lower {
         match self {
             Self::Erofs(reader) if reader.may_be_compressed() => {
                 match reader.walk(|_, _| Ok(())) {
-                    Err(error @ micabox_erofs::Error::Unsupported(_)) => Err(error.into()),
+                    Err(error @ micabox_erofs::Error::Compressed(_)) => Err(error.into()),
                     // What is damaged is where it is read.
                     _ => Ok(()),
                 }

@@ -11,6 +11,8 @@
 //!
 //! [superblock]: https://gitlab.com/cryptsetup/cryptsetup/-/wikis/DMVerity
 
+use std::ops::Range;
+
 use sha2::{Digest, Sha256};
 
 /// Bytes of a block, of the image and of the tree.
@@ -64,30 +66,63 @@ impl Tree {
         }
     }
 
+    /// Adds so many blocks of zeros, as of a hole. What was added before is whole blocks: the rest of one that is not
+    /// is taken for zeros.
+    pub fn zeros(&mut self, blocks: u64) {
+        self.end_block();
+        if blocks > 0 {
+            let hash = Sha256::digest([0; BLOCK]);
+            (0..blocks).for_each(|_| self.hashes.extend(hash));
+        }
+    }
+
+    /// Returns how many whole blocks were added.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.hashes.len() / HASH
+    }
+
+    /// Returns the root digest that these blocks have as an image of their own; `None` if they were not all added. There
+    /// is no salt, so that a part of an image has the hashes that it has alone.
+    #[must_use]
+    pub fn root_of(&self, blocks: Range<usize>) -> Option<[u8; HASH]> {
+        let bytes = blocks.start.checked_mul(HASH)?..blocks.end.checked_mul(HASH)?;
+        Some(levels(self.hashes.get(bytes)?.to_vec()).0)
+    }
+
     /// Returns the root digest and the tree, with its superblock: whole blocks. What is missing of the image's last
     /// block is taken for zeros, as a device has whole blocks only.
     #[must_use]
     pub fn finish(mut self) -> ([u8; HASH], Vec<u8>) {
+        self.end_block();
+        let mut bytes = superblock(&self.uuid, self.blocks() as u64);
+        let (root, levels) = levels(self.hashes);
+        bytes.extend(levels.iter().rev().flatten());
+        (root, bytes)
+    }
+
+    fn end_block(&mut self) {
         if !self.rest.is_empty() {
             self.rest.resize(BLOCK, 0);
             self.hashes.extend(Sha256::digest(&self.rest));
+            self.rest.clear();
         }
-        let blocks = (self.hashes.len() / HASH) as u64;
-        let mut bytes = superblock(&self.uuid, blocks);
-        let mut levels = Vec::new();
-        let mut hashes = self.hashes;
-        while hashes.len() > HASH {
-            hashes.resize(hashes.len().next_multiple_of(FANOUT * HASH), 0);
-            let above = hashes.chunks(BLOCK).flat_map(Sha256::digest).collect();
-            levels.push(std::mem::replace(&mut hashes, above));
-        }
-        bytes.extend(levels.iter().rev().flatten());
-        let mut root = [0; HASH];
-        root.iter_mut()
-            .zip(hashes)
-            .for_each(|(to, byte)| *to = byte);
-        (root, bytes)
     }
+}
+
+/// Returns the root digest over the hashes of blocks, and the levels below it, the lowest first.
+fn levels(mut hashes: Vec<u8>) -> ([u8; HASH], Vec<Vec<u8>>) {
+    let mut levels = Vec::new();
+    while hashes.len() > HASH {
+        hashes.resize(hashes.len().next_multiple_of(FANOUT * HASH), 0);
+        let above = hashes.chunks(BLOCK).flat_map(Sha256::digest).collect();
+        levels.push(std::mem::replace(&mut hashes, above));
+    }
+    let mut root = [0; HASH];
+    root.iter_mut()
+        .zip(hashes)
+        .for_each(|(to, byte)| *to = byte);
+    (root, levels)
 }
 
 /// Returns the superblock of a tree over so many blocks, with its padding.

@@ -112,3 +112,21 @@ fn pieces_of_any_length_make_the_same_tree() {
     let (root, tree) = tree(&[], 1);
     assert_eq!((root, tree.len()), ("00".repeat(32), BLOCK));
 }
+
+#[test]
+fn a_part_of_an_image_has_the_root_that_it_has_alone() {
+    let (first, second) = (image(130), image(3));
+    let mut whole = Tree::new([7; 16]);
+    whole.update(&first);
+    whole.zeros(5);
+    whole.update(&second);
+    let roots = [0..130, 135..138].map(|blocks| whole.root_of(blocks).unwrap());
+    for (image, root) in [&first, &second].into_iter().zip(roots) {
+        let alone: String = root.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(tree(image, image.len()).0, alone);
+    }
+    assert_eq!((whole.blocks(), whole.root_of(0..139)), (138, None));
+    let bytes = [&first[..], &[0; 5 * BLOCK], &second].concat();
+    let written = whole.finish().1;
+    assert_eq!(tree(&bytes, bytes.len()).1, written);
+}

@@ -39,6 +39,10 @@ pub(crate) fn head(
         meta_block: metadata.meta_block,
         xattr_block: metadata.xattr_block,
         uuid,
+        compression: 0,
+        packed_nid: 0,
+        prefixes: 0,
+        prefixes_at: 0,
         devices: saturate16(devices.len()),
         device_table: match devices {
             [] => 0,

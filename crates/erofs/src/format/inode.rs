@@ -7,7 +7,7 @@ use micabox_file::narrow::{low32, saturate16};
 /// Inodes start at multiples of this; an inode's number is its position in these units.
 pub(crate) const INODE_SLOT: u64 = 32;
 
-/// How an inode's bytes are found. The numbers in between are compressed layouts.
+/// How an inode's bytes are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// Consecutive whole blocks.
@@ -16,14 +16,16 @@ pub(crate) enum Layout {
     FlatInline = 2,
     /// Chunks of equal size, each with its own address.
     ChunkBased = 4,
+    /// Compressed, with an index of entries of eight bytes.
+    CompressedFull = 1,
+    /// Compressed, with an index in packs.
+    CompressedCompact = 3,
 }
 
 /// The content of an inode's first field.
 pub(crate) enum InodeFormat {
     /// Layout, and whether the inode has the extended form.
     Known(Layout, bool),
-    /// Compressed data.
-    Compressed,
     /// Bits that this crate does not know.
     Unknown,
 }
@@ -34,7 +36,8 @@ pub(crate) fn inode_format(bytes: &[u8]) -> InodeFormat {
     let extended = format & 1 != 0;
     match format >> 1 {
         0 => InodeFormat::Known(Layout::FlatPlain, extended),
-        1 | 3 => InodeFormat::Compressed,
+        1 => InodeFormat::Known(Layout::CompressedFull, extended),
+        3 => InodeFormat::Known(Layout::CompressedCompact, extended),
         2 => InodeFormat::Known(Layout::FlatInline, extended),
         4 => InodeFormat::Known(Layout::ChunkBased, extended),
         _ => InodeFormat::Unknown,

@@ -17,6 +17,8 @@ const BLOCK_BITS: u8 = 12;
 pub(crate) const COMPAT_CHECKSUM: u32 = 0x1;
 /// Inodes keep mtime, not ctime.
 pub(crate) const COMPAT_MTIME: u32 = 0x2;
+/// Prefixes of attributes' names are in the image, though it has a packed inode.
+pub(crate) const COMPAT_PLAIN_PREFIXES: u32 = 0x10;
 
 /// Compressed files, if there are any, begin with zeros.
 pub(crate) const INCOMPAT_ZERO_PADDING: u32 = 0x1;
@@ -36,9 +38,17 @@ pub(crate) struct Superblock {
     pub meta_block: u32,
     pub xattr_block: u32,
     pub uuid: [u8; 16],
+    /// How files are compressed: a bit for each algorithm, or what lz4 needs to know.
+    pub compression: u16,
+    /// Number of the inode that has the ends of compressed files; 0 if there is none.
+    pub packed_nid: u64,
     pub devices: u16,
     /// Position of the device table in units of [`DEVICE_SLOT_SIZE`].
     pub device_table: u16,
+    /// Number of prefixes of attributes' names that the image has itself.
+    pub prefixes: u8,
+    /// Their position in units of 4 bytes, in the image or in its packed inode.
+    pub prefixes_at: u32,
 }
 
 /// Why a superblock can't be read.
@@ -47,19 +57,24 @@ pub(crate) enum SuperblockProblem {
     Magic,
     /// The checksum is wrong.
     Checksum,
+    /// Its files are compressed, by this algorithm.
+    Compressed(&'static str),
     /// The image needs an unsupported feature.
     Unsupported(&'static str),
 }
 
-/// The incompatible features that have names.
-const INCOMPAT_NAMES: [(u32, &str); 9] = [
-    (INCOMPAT_ZERO_PADDING, "zero padding"),
-    (0x2, "compression"),
-    (INCOMPAT_CHUNKED, "chunk-based files"),
-    (INCOMPAT_DEVICE_TABLE, "device tables"),
-    (0x10, "compression with inline tails"),
-    (0x20, "compression with fragments or deduplication"),
-    (0x40, "long attribute name prefixes"),
+/// The algorithms of an image are listed; otherwise it has lz4 alone.
+const INCOMPAT_ALGORITHMS: u32 = 0x2;
+/// Features of compressed files: listed algorithms, inline tails, fragments and deduplication.
+const INCOMPAT_COMPRESSED: u32 = INCOMPAT_ALGORITHMS | 0x10 | 0x20;
+
+/// Prefixes of attributes' names, beside those that have numbers. Our own images have none, and Linux 6.12 looks for
+/// them elsewhere than later ones do: an image that a guest mounts may not have them.
+const INCOMPAT_PREFIXES: u32 = 0x40;
+
+/// The other incompatible features that have names.
+const INCOMPAT_NAMES: [(u32, &str); 3] = [
+    (INCOMPAT_PREFIXES, "long attribute name prefixes"),
     (0x80, "48-bit block addresses"),
     (0x100, "metadata compression"),
 ];
@@ -69,7 +84,8 @@ const INCOMPAT_KNOWN: u32 = INCOMPAT_ZERO_PADDING | INCOMPAT_CHUNKED | INCOMPAT_
 
 impl Superblock {
     /// Decodes and checks the bytes from [`SUPERBLOCK_OFFSET`] to the end of the block.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, SuperblockProblem> {
+    /// Those of images with compressed files, or with prefixes of names, are for who asks for them.
+    pub(crate) fn decode(bytes: &[u8], compressed: bool) -> Result<Self, SuperblockProblem> {
         let mut parse = Parse(bytes);
         if parse.u32() != MAGIC {
             return Err(SuperblockProblem::Magic);
@@ -101,16 +117,25 @@ impl Superblock {
         let uuid = parse.take();
         let _volume_name: [u8; 16] = parse.take();
         let feature_incompat = parse.u32();
+        let compression = parse.u16();
+        if feature_incompat & INCOMPAT_COMPRESSED != 0 && !compressed {
+            let algorithm = compressed_by(feature_incompat, compression);
+            return Err(SuperblockProblem::Compressed(algorithm));
+        }
+        let known = if compressed {
+            INCOMPAT_KNOWN | INCOMPAT_COMPRESSED | INCOMPAT_PREFIXES
+        } else {
+            INCOMPAT_KNOWN
+        };
         if let Some(unknown) = (0..32)
             .map(|bit| 1u32 << bit)
-            .find(|bit| feature_incompat & bit & !INCOMPAT_KNOWN != 0)
+            .find(|bit| feature_incompat & bit & !known != 0)
         {
             let name = INCOMPAT_NAMES.iter().find(|(bit, _)| *bit == unknown);
             return Err(SuperblockProblem::Unsupported(
                 name.map_or("a feature newer than this program", |(_, name)| name),
             ));
         }
-        let _compression = parse.u16();
         let devices = parse.u16();
         let device_table = parse.u16();
         if parse.u8() != 0 {
@@ -118,6 +143,8 @@ impl Superblock {
                 "directory blocks of another size than 4 KiB",
             ));
         }
+        let (prefixes, prefixes_at) = (parse.u8(), parse.u32());
+        let packed_nid = parse.u64();
         Ok(Self {
             feature_compat,
             feature_incompat,
@@ -128,9 +155,22 @@ impl Superblock {
             meta_block,
             xattr_block,
             uuid,
+            compression,
+            packed_nid,
             devices,
             device_table,
+            prefixes: if feature_incompat & INCOMPAT_PREFIXES == 0 {
+                0
+            } else {
+                prefixes
+            },
+            prefixes_at,
         })
+    }
+
+    /// Returns the algorithm that compresses files, if any are compressed.
+    pub(crate) fn algorithm(&self) -> &'static str {
+        compressed_by(self.feature_incompat, self.compression)
     }
 
     /// Encodes the 128 bytes at [`SUPERBLOCK_OFFSET`], with `checksum` in its field.
@@ -151,10 +191,28 @@ impl Superblock {
             .put(&self.uuid)
             .put(&[0; 16]) // volume name
             .u32(self.feature_incompat)
-            .u16(0) // compression algorithms
+            .u16(self.compression)
             .u16(self.devices)
             .u16(self.device_table)
+            .u8(0) // directory blocks are blocks
+            .u8(self.prefixes)
+            .u32(self.prefixes_at)
+            .u64(self.packed_nid)
             .done()
+    }
+}
+
+/// Source: Linux, `fs/erofs/erofs_fs.h`, `Z_EROFS_COMPRESSION_*`.
+fn compressed_by(feature_incompat: u32, compression: u16) -> &'static str {
+    if feature_incompat & INCOMPAT_ALGORITHMS == 0 {
+        return "lz4";
+    }
+    match compression {
+        0b1 => "lz4",
+        0b10 => "lzma",
+        0b100 => "deflate",
+        0b1000 => "zstd",
+        _ => "several algorithms, or a new one",
     }
 }
 

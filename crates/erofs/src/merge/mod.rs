@@ -21,6 +21,7 @@ mod apply;
 mod fixup;
 mod links;
 mod load;
+mod whole;
 
 use std::io::{Seek, Write};
 
@@ -30,6 +31,7 @@ use crate::format::{DeviceSlot, SUPERBLOCK_OFFSET};
 use crate::output::Output;
 use crate::source::ReadAt;
 use crate::tree::Tree;
+use crate::writer::Summary;
 use crate::{BLOCK_SIZE, Error, Result};
 
 /// A layer to be merged.
@@ -183,11 +185,46 @@ impl Merge {
     pub fn write_fixup<W: Write + Seek>(&self, out: W, uuid: [u8; 16]) -> Result<(W, Written)> {
         match &self.fixup {
             Some(tree) => self.write(tree, out, uuid),
-            None => {
-                let root = self.tree.inode(self.tree.root()).meta.clone();
-                self.write(&Tree::new(root), out, uuid)
-            }
+            None => self.write(&self.bare(), out, uuid),
         }
+    }
+
+    /// Writes the merged tree as an image of its own, with the files' contents. `contents` has the layers in the flat
+    /// space, the lowest at its begin: each padded to the alignment that the merge was given.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`crate::Writer`]; [`Error::Body`] if `contents` can't be read.
+    pub fn write_whole<W: Write + Seek>(
+        &self,
+        contents: &impl ReadAt,
+        out: W,
+        uuid: [u8; 16],
+    ) -> Result<(W, Summary)> {
+        whole::whole(&self.tree, contents, out, uuid)
+    }
+
+    /// Writes the fixup like [`Merge::write_whole`]: one more layer for the top of the stack, which needs no other
+    /// device. If no fixup is needed, it is an empty directory with the root's attributes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Merge::write_whole`].
+    pub fn write_whole_fixup<W: Write + Seek>(
+        &self,
+        contents: &impl ReadAt,
+        out: W,
+        uuid: [u8; 16],
+    ) -> Result<(W, Summary)> {
+        match &self.fixup {
+            Some(tree) => whole::whole(tree, contents, out, uuid),
+            None => whole::whole(&self.bare(), contents, out, uuid),
+        }
+    }
+
+    /// Returns an empty directory with the root's attributes.
+    fn bare(&self) -> Tree {
+        Tree::new(self.tree.inode(self.tree.root()).meta.clone())
     }
 
     fn write<W: Write + Seek>(&self, tree: &Tree, out: W, uuid: [u8; 16]) -> Result<(W, Written)> {

@@ -50,6 +50,12 @@ impl<R: ReadAt> Reader<R> {
         }
         match inode.kind {
             FileType::Regular => {}
+            FileType::Directory if self.is_compressed(inode) => {
+                return Err(Error::Unsupported("compressed directories"));
+            }
+            _ if self.is_compressed(inode) => {
+                return Err(inode.corrupt("it is compressed, and no file"));
+            }
             FileType::Directory if inode.layout != Layout::ChunkBased => {}
             FileType::Symlink
                 if inode.layout != Layout::ChunkBased
@@ -62,6 +68,7 @@ impl<R: ReadAt> Reader<R> {
         }
         match inode.layout {
             Layout::ChunkBased => self.chunk_list(inode).map(|_| ()),
+            Layout::CompressedFull | Layout::CompressedCompact => Ok(()),
             Layout::FlatPlain | Layout::FlatInline => {
                 let (whole, tail) = whole_and_tail(inode);
                 if tail > 0 && inode.body_at() % BLOCK_SIZE + tail > BLOCK_SIZE {
@@ -183,6 +190,7 @@ impl<R: ReadAt> Reader<R> {
         }
         match inode.layout {
             Layout::FlatInline => Ok(None),
+            Layout::CompressedFull | Layout::CompressedCompact => Err(self.compressed()),
             Layout::FlatPlain => Ok(Some(Data::Contiguous { block: inode.union })),
             Layout::ChunkBased => {
                 let list = self.chunk_list(inode)?;
@@ -220,6 +228,10 @@ impl<R: ReadAt> Reader<R> {
             (FileType::Regular, Layout::ChunkBased) => {
                 let list = self.chunk_list(inode)?;
                 Ok(list.count * list.unit)
+            }
+            // Of an entry in a pack; others take more.
+            (FileType::Regular, Layout::CompressedFull | Layout::CompressedCompact) => {
+                Ok(inode.size.div_ceil(BLOCK_SIZE).saturating_mul(2))
             }
             _ => Ok(0),
         }
@@ -264,6 +276,7 @@ impl<R: ReadAt> Reader<R> {
                     true
                 })?;
             }
+            Layout::CompressedFull | Layout::CompressedCompact => return Err(self.compressed()),
             Layout::FlatPlain | Layout::FlatInline => {
                 let (whole, tail) = whole_and_tail(file);
                 push(Extent {
@@ -312,6 +325,9 @@ impl<R: ReadAt> Reader<R> {
 
     /// Returns the run that holds the byte at `offset`, which is inside the file.
     fn extent_at(&self, inode: &Inode, offset: u64) -> Result<Extent> {
+        if self.is_compressed(inode) {
+            return Err(self.compressed());
+        }
         if inode.layout != Layout::ChunkBased {
             let (whole, tail) = whole_and_tail(inode);
             return Ok(if offset < whole {
@@ -341,6 +357,10 @@ impl<R: ReadAt> Reader<R> {
             false
         })?;
         extent.ok_or_else(|| inode.corrupt("its chunk list is too short"))
+    }
+
+    fn compressed(&self) -> Error {
+        Error::Compressed(self.superblock.algorithm())
     }
 
     /// Returns the target of a symbolic link, 1 to 4095 bytes without NUL.

@@ -3,6 +3,7 @@
 //! Sizes, positions and counts are checked against the length of the image before anything is
 //! allocated or read, names must ascend, and walks visit every directory once.
 
+mod clusters;
 mod data;
 mod directory;
 mod walk;
@@ -16,13 +17,15 @@ use crate::format::{
     SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, Superblock, SuperblockProblem,
 };
 use crate::source::ReadAt;
-use crate::{BLOCK_SIZE, Error, Result};
+use crate::{BLOCK_SIZE, Description, Error, Result};
 use micabox_file::Timestamp;
 use micabox_file::narrow::in_memory;
 
+pub use self::clusters::{Algorithm, Cluster, Clusters, Place};
 pub use self::data::Extent;
 pub use self::directory::DirEntry;
 pub(crate) use self::walk::Budget;
+use self::xattrs::Prefix;
 pub(crate) use self::xattrs::SharedXattrs;
 
 /// An image that is being read.
@@ -35,6 +38,9 @@ pub struct Reader<R> {
     size: u64,
     superblock: Superblock,
     devices: Vec<Device>,
+    prefixes: Vec<Prefix>,
+    /// Whether compressed files are read ([`Reader::clusters`]), not refused.
+    with_compressed: bool,
 }
 
 /// A device in the table of an image.
@@ -100,7 +106,7 @@ impl Inode {
 /// Those of [`Reader::open`] for the superblock.
 pub fn length_of(head: &[u8]) -> Result<u64> {
     let superblock = head.get(in_memory(SUPERBLOCK_OFFSET)..in_memory(BLOCK_SIZE));
-    let superblock = decode(superblock.ok_or(Error::NotErofs)?)?;
+    let superblock = decode(superblock.ok_or(Error::NotErofs)?, false)?;
     Ok(u64::from(superblock.blocks) * BLOCK_SIZE)
 }
 
@@ -112,7 +118,7 @@ pub fn length_of(head: &[u8]) -> Result<u64> {
 /// Those of [`Reader::open`] for the superblock.
 pub fn metadata_start(head: &[u8]) -> Result<u64> {
     let superblock = head.get(in_memory(SUPERBLOCK_OFFSET)..in_memory(BLOCK_SIZE));
-    let superblock = decode(superblock.ok_or(Error::NotErofs)?)?;
+    let superblock = decode(superblock.ok_or(Error::NotErofs)?, false)?;
     let start = match superblock.xattr_block {
         0 => superblock.meta_block,
         shared => superblock.meta_block.min(shared),
@@ -120,10 +126,11 @@ pub fn metadata_start(head: &[u8]) -> Result<u64> {
     Ok(u64::from(start.min(superblock.blocks)) * BLOCK_SIZE)
 }
 
-fn decode(superblock: &[u8]) -> Result<Superblock> {
-    Superblock::decode(superblock).map_err(|problem| match problem {
+fn decode(superblock: &[u8], compressed: bool) -> Result<Superblock> {
+    Superblock::decode(superblock, compressed).map_err(|problem| match problem {
         SuperblockProblem::Magic => Error::NotErofs,
         SuperblockProblem::Checksum => Error::Corrupt("the superblock's checksum is wrong"),
+        SuperblockProblem::Compressed(algorithm) => Error::Compressed(algorithm),
         SuperblockProblem::Unsupported(what) => Error::Unsupported(what),
     })
 }
@@ -133,18 +140,38 @@ impl<R: ReadAt> Reader<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::NotErofs`], [`Error::Unsupported`] with the feature that the image needs,
+    /// [`Error::NotErofs`], [`Error::Compressed`], [`Error::Unsupported`] with the feature that the image needs,
     /// [`Error::Corrupt`], or [`Error::Read`].
     pub fn open(source: R) -> Result<Self> {
+        Self::open_with(source, false)
+    }
+
+    /// Opens an image like [`Reader::open`], also one that has prefixes of attributes' names of its own, or compressed
+    /// files: only [`Reader::clusters`] reads these.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Reader::open`] but for [`Error::Compressed`].
+    pub fn open_compressed(source: R) -> Result<Self> {
+        Self::open_with(source, true)
+    }
+
+    fn open_with(source: R, with_compressed: bool) -> Result<Self> {
         let source_size = source.size().map_err(Error::Read)?;
         let mut head = [0; in_memory(BLOCK_SIZE - SUPERBLOCK_OFFSET)];
         if source_size < BLOCK_SIZE {
-            return Err(Error::NotErofs);
+            // One with smaller blocks may be that short.
+            let described = Description::read(&source)?;
+            return Err(if u64::from(described.block_size) == BLOCK_SIZE {
+                Error::Corrupt("it is shorter than its superblock says")
+            } else {
+                Error::Unsupported("blocks of another size than 4 KiB")
+            });
         }
         source
             .read_exact_at(&mut head, SUPERBLOCK_OFFSET)
             .map_err(Error::Read)?;
-        let superblock = decode(&head)?;
+        let superblock = decode(&head, with_compressed)?;
         let size = u64::from(superblock.blocks) * BLOCK_SIZE;
         if size > source_size {
             return Err(Error::Corrupt("it is shorter than its superblock says"));
@@ -158,8 +185,11 @@ impl<R: ReadAt> Reader<R> {
             size,
             superblock,
             devices: Vec::new(),
+            prefixes: Vec::new(),
+            with_compressed,
         };
         reader.devices = reader.read_devices()?;
+        reader.prefixes = reader.read_prefixes()?;
         Ok(reader)
     }
 
@@ -207,6 +237,18 @@ impl<R: ReadAt> Reader<R> {
         self.superblock.blocks
     }
 
+    /// Returns whether images are read that this crate would not write: those that [`Reader::open_compressed`] opens.
+    pub(crate) fn takes_foreign(&self) -> bool {
+        self.with_compressed
+    }
+
+    /// Returns whether `names` inodes that have names are all that the superblock counts: tools count the packed inode,
+    /// which has no name, or don't.
+    pub(crate) fn has_inodes(&self, names: u64) -> bool {
+        let packed = u64::from(self.superblock.packed_nid != 0);
+        self.superblock.inodes == names || self.superblock.inodes == names + packed
+    }
+
     /// Returns the number of inodes from the superblock.
     pub fn inode_count(&self) -> u64 {
         self.superblock.inodes
@@ -237,7 +279,7 @@ impl<R: ReadAt> Reader<R> {
     /// # Errors
     ///
     /// [`Error::CorruptInode`] if no inode has this number or the inode is inconsistent,
-    /// [`Error::Unsupported`] if its contents are compressed.
+    /// [`Error::Compressed`] if its contents are.
     pub fn inode(&self, nid: u64) -> Result<Inode> {
         let corrupt = |problem| Error::CorruptInode { nid, problem };
         let at = nid
@@ -249,8 +291,12 @@ impl<R: ReadAt> Reader<R> {
         let (compact, rest) = bytes.split_at_mut(COMPACT_SIZE);
         self.fill(compact, at)?;
         let (layout, extended) = match format::inode_format(compact) {
+            InodeFormat::Known(Layout::CompressedFull | Layout::CompressedCompact, _)
+                if !self.with_compressed =>
+            {
+                return Err(Error::Compressed(self.superblock.algorithm()));
+            }
             InodeFormat::Known(layout, extended) => (layout, extended),
-            InodeFormat::Compressed => return Err(Error::Unsupported("compressed files")),
             InodeFormat::Unknown => return Err(corrupt("its format is unknown")),
         };
         let (raw, length) = if extended {

@@ -4,7 +4,7 @@ use std::io::{self, Cursor, Read, Write};
 
 use micabox_erofs::merge::{Layer, Merge};
 use micabox_erofs::{
-    Error, InodeId, Kind, Metadata, Options, Segment, Tree, Writer, Xattr, overlay,
+    Error, InodeId, Kind, Metadata, Options, Reader, Segment, Tree, Writer, Xattr, overlay,
 };
 
 use crate::support;
@@ -361,4 +361,29 @@ fn an_archives_own_overlay_attributes_are_escaped() {
     assert_eq!(escape(b"user.overlay.opaque"), b"user.overlay.opaque");
     assert!(overlay::is_marker(b"trusted.overlay.opaque"));
     assert!(!overlay::is_marker(b"trusted.overlay.overlay.opaque"));
+}
+
+#[test]
+fn an_image_that_is_shorter_than_a_block_is_refused_for_what_it_is() {
+    let mut image = vec![0; 1536];
+    let refusal = |image: &[u8]| match Reader::open(image) {
+        Err(error) => error.to_string(),
+        Ok(_) => panic!("it was opened"),
+    };
+    assert_eq!(refusal(&image), "not an EROFS image");
+    image[1024..1028].copy_from_slice(&[0xe2, 0xe1, 0xf5, 0xe0]);
+    // `mkfs.erofs --tar=i` makes such ones.
+    image[1036] = 9;
+    let refused = refusal(&image);
+    assert!(
+        refused.contains("blocks of another size than 4 KiB"),
+        "{refused}"
+    );
+    image[1036] = 12;
+    let refused = refusal(&image);
+    assert!(
+        refused.contains("shorter than its superblock says"),
+        "{refused}"
+    );
+    assert_eq!(refusal(&image[..1100]), "not an EROFS image");
 }

@@ -222,7 +222,7 @@ fn wrong_link_counts_are_noticed() {
 #[test]
 fn features_of_newer_kernels_are_named() {
     for (bit, name) in [
-        (0x2, "compression"),
+        (0x2, "compressed"),
         (0x40, "prefixes"),
         (0x80, "48-bit"),
         (1 << 20, "newer"),

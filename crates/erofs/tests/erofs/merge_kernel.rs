@@ -4,11 +4,13 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::slice;
 
-use micabox_erofs::Reader;
 use micabox_erofs::merge::{Layer, Merge, Written};
+use micabox_erofs::{Concat, Reader, Summary};
 use micabox_testing::mounts::{Mount, directory_on_disk};
+use micabox_testing::run;
 
 use crate::support::snapshot::{self, Ignore, assert_same};
 use crate::support::spec::{
@@ -81,6 +83,27 @@ impl Images {
         (path, flat)
     }
 
+    /// Writes an image that needs no devices, and returns its path.
+    fn whole(
+        &self,
+        name: &str,
+        write: impl FnOnce(
+            &Merge,
+            &Concat<File>,
+            File,
+            [u8; 16],
+        ) -> micabox_erofs::Result<(File, Summary)>,
+    ) -> PathBuf {
+        let layers = self.layers.iter().map(|path| File::open(path).unwrap());
+        let contents = Concat::new(layers, u64::from(ALIGNMENT) * 4096).unwrap();
+        let path = self.directory.path().join(name);
+        let out = File::create_new(&path).unwrap();
+        let (out, summary) = write(&self.merge, &contents, out, [0xf2; 16]).unwrap();
+        out.set_len(u64::from(summary.blocks) * 4096).unwrap();
+        tools::fsck(&path, &[]);
+        path
+    }
+
     fn concatenate(&self, meta: &Path, written: &Written, flat: &Path) {
         let out = File::create_new(flat).unwrap();
         out.write_all_at(&std::fs::read(meta).unwrap(), 0).unwrap();
@@ -137,6 +160,28 @@ fn check(layers: &[Vec<Entry>]) {
     let over_stack = Mount::stack(&lowers);
     let stacked = snapshot::of_directory(over_stack.path());
     assert_same("fsmeta and stack", &merged, &stacked, STACKED);
+    drop(over_stack);
+
+    // Images that need no devices: all of it in one, and a stack with the contents of its fixup.
+    let whole = images.whole("whole", Merge::write_whole);
+    let by_whole = Mount::erofs(&whole, &[]);
+    let whole = snapshot::of_directory(by_whole.path());
+    assert_same("whole image", &whole, &expected, Ignore::default());
+    if images.merge.needs_fixup() {
+        lowers[0] = Mount::erofs(&images.whole("whole fixup", Merge::write_whole_fixup), &[]);
+    }
+    let bottom = Images::of(&layers[images.merge.first_layer()..][..1]);
+    let bottom = Mount::erofs(&bottom.whole("bottom", Merge::write_whole), &[]);
+    let markers = |path: &Path| {
+        let script = "getfattr -R -h -m '^trusted.overlay.[^.]*$' .; \
+                      find . -type c -exec stat -c '%t:%T %n' {} + | sed -n '/^0:0 /p'";
+        run(Command::new("sh").args(["-c", script]).current_dir(path))
+    };
+    assert_eq!(markers(bottom.path()), "");
+    *lowers.last_mut().unwrap() = bottom;
+    let over_stack = Mount::stack(&lowers);
+    let stacked = snapshot::of_directory(over_stack.path());
+    assert_same("fsmeta and whole stack", &merged, &stacked, STACKED);
 }
 
 #[test]

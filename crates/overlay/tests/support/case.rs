@@ -109,6 +109,7 @@ pub fn convert(directory: &Path, archive: &Path) -> PathBuf {
         blob: None,
         diff_id: Digest::of(&fs::read(archive).unwrap()),
         archive: None,
+        checksum: None,
     };
     let source = File::open(archive).unwrap();
     let limits = Limits::default();
