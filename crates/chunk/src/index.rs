@@ -273,6 +273,13 @@ impl Index {
         (offset < self.size).then(|| after.checked_sub(1)).flatten()
     }
 
+    /// Returns the number of the chunk that has this offset of the blob; `None` beyond the last one's end.
+    #[must_use]
+    pub fn find_in_blob(&self, at: u64) -> Option<usize> {
+        let after = self.chunks.partition_point(|chunk| chunk.at <= at);
+        (at < self.end).then(|| after.checked_sub(1)).flatten()
+    }
+
     /// Returns where a chunk's bytes are in the blob; `None` if there is no such chunk.
     #[must_use]
     pub fn range(&self, number: usize) -> Option<Range<u64>> {

@@ -9,4 +9,4 @@ mod writer;
 pub use cut::{Cuts, LARGEST, SMALLEST};
 pub use index::{ChunkError, Compression, Index, IndexError, MEDIA_TYPE, MOST_INDEX};
 pub use map::{CHUNK, Entry, MOST_MAP, Map, MapError};
-pub use writer::{FRAME_HEADER, LEVEL, Writer, Written, zstd_version};
+pub use writer::{FRAME_HEADER, LEVEL, Writer, Written, compress, zstd_version};

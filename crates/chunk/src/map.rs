@@ -63,6 +63,12 @@ impl Map {
         entries.saturating_add(HEADER as u64).min(MOST_MAP)
     }
 
+    /// Returns how many entries a map of `length` bytes has.
+    #[must_use]
+    pub fn count(length: u64) -> u64 {
+        length.saturating_sub(HEADER as u64) / ENTRY as u64
+    }
+
     /// Begins the map of a file of `size` bytes, without chunks.
     #[must_use]
     pub fn new(size: u64) -> Self {

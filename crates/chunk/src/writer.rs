@@ -70,13 +70,9 @@ impl<W: Write> Writer<W> {
     ///
     /// zstd's: there is no memory.
     pub fn new(out: W) -> io::Result<Self> {
-        let mut compressor = Compressor::new(LEVEL)?;
-        // The index has a checksum of each frame, and a reader needs its length.
-        compressor.include_checksum(false)?;
-        compressor.include_contentsize(true)?;
         Ok(Self {
             out: HashingWriter::new(out),
-            compressor,
+            compressor: compressor()?,
             chunks: Vec::new(),
             at: 0,
             size: 0,
@@ -139,6 +135,23 @@ impl<W: Write> Writer<W> {
         self.last.clear();
         Ok(())
     }
+}
+
+/// Returns a chunk with these bytes as it is in a blob, but for what aligns the index behind the last one.
+///
+/// # Errors
+///
+/// zstd's: there is no memory.
+pub fn compress(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    compressor()?.compress(bytes)
+}
+
+fn compressor() -> io::Result<Compressor<'static>> {
+    let mut compressor = Compressor::new(LEVEL)?;
+    // The index has a checksum of each frame, and a reader needs its length.
+    compressor.include_checksum(false)?;
+    compressor.include_contentsize(true)?;
+    Ok(compressor)
 }
 
 /// Returns `bytes` in a frame that readers of zstd pass over; `None` if they are too many.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use micabox_erofs::ReadAt;
 use micabox_fuse::Channel;
 use micabox_jail::container::tree::{Readers, mount_fuse};
-use micabox_layerfs::Files;
+use micabox_layerfs::{Files, Source};
 use rustix::fs::{Advice, Mode, OFlags, fadvise, openat};
 
 const PAGE: usize = 4096;
@@ -32,6 +32,8 @@ impl ReadAt for Here {
         Ok(self.0.len() as u64)
     }
 }
+
+impl Source for Here {}
 
 fn main() -> io::Result<()> {
     let bytes: Vec<u8> = (0..PAGES * PAGE).map(|at| (at >> 12) as u8).collect();

@@ -1,7 +1,12 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+pub mod ask;
+mod parts;
+pub mod pieces;
+
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -9,6 +14,8 @@ use micabox_erofs::ReadAt;
 use micabox_fuse::message::{Attributes, MOST_DATA, Reply, Request, Until};
 use micabox_fuse::{Answer, Offer, Server, flag, opcode};
 use rustix::io::Errno;
+
+pub use parts::Parts;
 
 /// The root directory's number; the first file's is the next one.
 const ROOT: u64 = 1;
@@ -19,12 +26,34 @@ const FILE: u32 = 0o100_444;
 /// The kernel may keep what it has cached when a file is opened again (`FOPEN_KEEP_CACHE`).
 const KEEP_CACHE: u32 = 1 << 1;
 
+/// Nothing has to be written when a file is closed (`FOPEN_NOFLUSH`). Otherwise the kernel asks when the process that serves
+/// closes its own descriptor: killed then, it would wait for its own answer and never end.
+const NO_FLUSH: u32 = 1 << 5;
+
 /// Requests that the kernel sends without waiting for them: pages that it reads ahead. Fewer than the threads of who
 /// serves what is far away, so that others find one.
 const BACKGROUND: u16 = 16;
 
 /// How long the kernel may cache names, lengths and permissions, which never change.
 const ALWAYS: Until = Until::Time(Duration::from_secs(1 << 31));
+
+/// Where to seek to (lseek(2)).
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+
+/// What a file's bytes come from.
+pub trait Source: ReadAt {
+    /// Returns the first run of bytes that may be no zeros and ends behind an offset; none if there is none. All of them
+    /// are one run, unless the source knows better.
+    ///
+    /// # Errors
+    ///
+    /// Those of the source's length.
+    fn data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
+        let size = self.size()?;
+        Ok((offset < size).then_some(0..size))
+    }
+}
 
 /// The files, and what happens to them.
 pub struct Files<S> {
@@ -44,9 +73,10 @@ struct File<S> {
     size: u64,
 }
 
-impl<S: ReadAt> Files<S> {
+impl<S: Source> Files<S> {
     /// Makes files of sources, whose lengths stay as they are. `unused` is called each time that the last open file is
-    /// closed; `failed` with the number of a file, from 0, and the error of each read that its source refuses.
+    /// closed; `failed` with the number of a file, from 0, and the error of each read that its source refuses, or that
+    /// waits for room on a full disk.
     ///
     /// # Errors
     ///
@@ -77,6 +107,36 @@ impl<S: ReadAt> Files<S> {
     /// Returns how many reads there have been: what the kernel has cached is not among them.
     pub fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many files there are.
+    pub(crate) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Returns the size in bytes of a file, by its number from 0.
+    pub(crate) fn size(&self, number: usize) -> Option<u64> {
+        self.files.get(number).map(|file| file.size)
+    }
+
+    /// Reads from a file's source. Of a read that fails the reason is reported first: who sees the error finds it.
+    pub(crate) fn read_source(
+        &self,
+        number: usize,
+        buffer: &mut [u8],
+        offset: u64,
+    ) -> io::Result<()> {
+        let file = self.files.get(number).ok_or(io::ErrorKind::NotFound)?;
+        let read = file.source.read_exact_at(buffer, offset);
+        if let Err(error) = &read {
+            self.report(number, error);
+        }
+        read
+    }
+
+    /// Reports why reading a file fails, or waits.
+    pub(crate) fn report(&self, number: usize, error: &io::Error) {
+        (self.failed)(number, error);
     }
 
     /// Returns a file by its inode number.
@@ -117,7 +177,7 @@ impl<S: ReadAt> Files<S> {
         self.open_count.fetch_add(1, Ordering::SeqCst);
         let mut reply = Reply::new();
         reply.u64(0);
-        reply.u32(KEEP_CACHE);
+        reply.u32(KEEP_CACHE | NO_FLUSH);
         reply.u32(0);
         Ok(reply)
     }
@@ -129,34 +189,44 @@ impl<S: ReadAt> Files<S> {
         Reply::new()
     }
 
-    /// Answers a read. Of one that fails the reason is told first: who sees the error finds it.
-    fn read(&self, request: &Request<'_>, answer: Answer<'_>) {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        let mut problem = None;
-        let mut read = || -> Result<Reply, Errno> {
-            let (number, file) = self.file(request.node)?;
-            let mut body = request.body;
-            let (_handle, offset, size) = (body.u64()?, body.u64()?, body.u32()?);
-            let size = u64::from(size.min(MOST_DATA)).min(file.size.saturating_sub(offset)) as u32;
-            let mut reply = Reply::new();
-            reply.fill(size, |buffer| {
-                let read = file.source.read_exact_at(buffer, offset);
-                read.map(|()| buffer.len()).map_err(|error| {
-                    problem = Some((number, error));
-                    Errno::IO
-                })
-            })?;
-            Ok(reply)
-        };
-        let reply = read();
-        if let Some((number, error)) = problem {
-            (self.failed)(number, &error);
+    /// Finds data, or a hole.
+    fn seek(&self, request: &Request<'_>) -> Result<Reply, Errno> {
+        let (_, file) = self.file(request.node)?;
+        let mut body = request.body;
+        let (_handle, offset, whence) = (body.u64()?, body.u64()?, body.u32()?);
+        if offset >= file.size {
+            return Err(Errno::NXIO);
         }
-        answer.reply(reply);
+        let data = file.source.data(offset).map_err(|_| Errno::IO)?;
+        let place = match (whence, data) {
+            (SEEK_DATA, Some(run)) => run.start.max(offset),
+            (SEEK_DATA, None) => return Err(Errno::NXIO),
+            (SEEK_HOLE, Some(run)) if run.start <= offset => run.end.min(file.size),
+            (SEEK_HOLE, _) => offset,
+            // The kernel knows the others itself.
+            _ => return Err(Errno::INVAL),
+        };
+        let mut reply = Reply::new();
+        reply.u64(place);
+        Ok(reply)
+    }
+
+    fn read(&self, request: &Request<'_>) -> Result<Reply, Errno> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let (number, file) = self.file(request.node)?;
+        let mut body = request.body;
+        let (_handle, offset, size) = (body.u64()?, body.u64()?, body.u32()?);
+        let size = u64::from(size.min(MOST_DATA)).min(file.size.saturating_sub(offset)) as u32;
+        let mut reply = Reply::new();
+        reply.fill(size, |buffer| {
+            let read = self.read_source(number, buffer, offset);
+            read.map(|()| buffer.len()).map_err(|_| Errno::IO)
+        })?;
+        Ok(reply)
     }
 }
 
-impl<S: ReadAt + Sync> Server for Files<S> {
+impl<S: Source + Sync> Server for Files<S> {
     fn offer(&self) -> Offer {
         Offer {
             flags: flag::ASYNC_READ | flag::NO_OPENDIR_SUPPORT | flag::OVER_IO_URING,
@@ -173,10 +243,8 @@ impl<S: ReadAt + Sync> Server for Files<S> {
             // Nothing to forget: numbers are those of the files.
             return;
         };
-        if request.opcode == opcode::READ {
-            return self.read(request, answer);
-        }
         answer.reply(match request.opcode {
+            opcode::READ => self.read(request),
             opcode::LOOKUP => self.look_up(request),
             opcode::GETATTR => self.attributes(request.node).map(|attributes| {
                 let mut reply = Reply::new();
@@ -185,6 +253,7 @@ impl<S: ReadAt + Sync> Server for Files<S> {
             }),
             opcode::OPEN => self.open(request),
             opcode::RELEASE => Ok(self.release()),
+            opcode::LSEEK => self.seek(request),
             _ => Err(Errno::NOSYS),
         });
     }

@@ -13,9 +13,9 @@ use rustix::fs::{SeekFrom, seek};
 pub const LARGEST: u64 = 1 << 20;
 
 /// What is known of a chunk.
-const UNKNOWN: u8 = 0;
-const HERE: u8 = 1;
-const MISSING: u8 = 2;
+pub(crate) const UNKNOWN: u8 = 0;
+pub(crate) const HERE: u8 = 1;
+pub(crate) const MISSING: u8 = 2;
 
 /// A blob of chunks in a sparse file. What is in the file is not trusted: a chunk is here if its checksum says so.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Blob {
     pub fn packed(&self, number: usize) -> io::Result<Option<Vec<u8>>> {
         let range = self.range(number)?;
         let known = self.state(number);
-        if known == MISSING || known == UNKNOWN && self.is_hole(&range) {
+        if known == MISSING || known == UNKNOWN && is_hole(&self.file, &range) {
             self.set(number, MISSING);
             return Ok(None);
         }
@@ -153,13 +153,13 @@ impl Blob {
         let range = self.index.range(number);
         range.ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
+}
 
-    /// Returns whether nothing of a range was ever written. Where the filesystem can't tell, something was.
-    fn is_hole(&self, range: &Range<u64>) -> bool {
-        match seek(&self.file, SeekFrom::Data(range.start)) {
-            Ok(data) => data >= range.end,
-            Err(rustix::io::Errno::NXIO) => true,
-            Err(_) => false,
-        }
+/// Returns whether nothing of a range of a file was ever written. Where the filesystem can't tell, something was.
+pub(crate) fn is_hole(file: &File, range: &Range<u64>) -> bool {
+    match seek(file, SeekFrom::Data(range.start)) {
+        Ok(data) => data >= range.end,
+        Err(rustix::io::Errno::NXIO) => true,
+        Err(_) => false,
     }
 }

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use micabox_ground::lock;
+use micabox_ground::{chain, lock};
 use micabox_jail::{Call, Kind, Limits, Worker};
 use micabox_pack::Recent;
 use micabox_socket::read_before;
@@ -102,7 +102,7 @@ impl Inflater {
         let worker = Worker::start(&Inflate, vec![OwnedFd::from(its)], &limits);
         Ok(Self {
             socket,
-            _worker: worker.map_err(io::Error::other)?,
+            _worker: worker.map_err(|error| io::Error::other(chain(&error)))?,
         })
     }
 

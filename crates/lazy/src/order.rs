@@ -11,11 +11,12 @@ use serde::{Deserialize, Serialize};
 /// Chunks that are noted, and that an order may have: those of some 4 GB. Programs read less before they wait.
 const MOST: usize = 1 << 14;
 
-/// Chunks of an image's layers in the order in which they were read first.
+/// Chunks of an image's layers, or of a snapshot's memory, in the order in which they were read first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
-    /// Number of a layer, from 0 at the bottom; of its first chunk; and how many there are, which follow it.
+    /// Number of a layer, from 0 at the bottom, a memory's is 0; of its first chunk; and how many there are, which follow
+    /// it.
     runs: Vec<(u32, u32, u32)>,
 }
 
@@ -48,6 +49,8 @@ pub struct Recorder {
 struct Noted {
     seen: HashSet<(u32, u32)>,
     order: Order,
+    /// What was given to be kept last.
+    given: Option<Order>,
 }
 
 impl Recorder {
@@ -71,6 +74,18 @@ impl Recorder {
         let noted = lock(&self.noted);
         noted.order.clone()
     }
+
+    /// Returns what was read so far if it is to be kept: something was read since it was returned last, and what is `kept`
+    /// is none of another start.
+    pub fn order_to_keep(&self, kept: Option<&Order>) -> Option<Order> {
+        let mut noted = lock(&self.noted);
+        let is_ours = kept.is_none() || kept == noted.given.as_ref();
+        if !is_ours || noted.order.is_empty() || kept == Some(&noted.order) {
+            return None;
+        }
+        noted.given = Some(noted.order.clone());
+        noted.given.clone()
+    }
 }
 
 impl fmt::Debug for Recorder {
@@ -92,6 +107,23 @@ mod tests {
         let order = recorder.order();
         let runs: Vec<_> = order.runs().collect();
         assert_eq!(runs, [(0, 4..6), (1, 6..7), (0, 6..7), (1, 7..8)]);
+    }
+
+    #[test]
+    fn what_is_read_later_is_kept_too_unless_another_start_has_left_an_order() {
+        let recorder = Recorder::default();
+        assert_eq!(recorder.order_to_keep(None), None);
+        recorder.note(0, 4);
+        let first = recorder.order_to_keep(None).unwrap();
+        assert_eq!(recorder.order_to_keep(Some(&first)), None);
+        recorder.note(0, 9);
+        let second = recorder.order_to_keep(Some(&first)).unwrap();
+        let runs: Vec<_> = second.runs().collect();
+        assert_eq!(runs, [(0, 4..5), (0, 9..10)]);
+        // It could not be kept.
+        assert_eq!(recorder.order_to_keep(None), Some(second));
+        recorder.note(0, 20);
+        assert_eq!(recorder.order_to_keep(Some(&first)), None);
     }
 
     #[test]

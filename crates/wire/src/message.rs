@@ -310,6 +310,19 @@ pub enum Device {
         /// The serial number.
         serial: String,
     },
+    /// A virtio block device of which the guest checks each block that it reads (dm-verity). One that is not as its tree
+    /// says is an error of that read.
+    Verity {
+        /// The disk's serial number.
+        serial: String,
+        /// The serial number of the disk with the tree: version 1, SHA-256, blocks of 4 KiB for both, no salt, behind a
+        /// superblock of one block.
+        tree: String,
+        /// Number of blocks of 4 KiB that the tree is over, from the disk's first.
+        blocks: u64,
+        /// The tree's root digest.
+        root: [u8; 32],
+    },
 }
 
 /// The overlay's writable layer.

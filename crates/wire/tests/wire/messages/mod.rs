@@ -30,6 +30,14 @@ fn extent() -> impl Strategy<Value = Extent> {
     let device = prop_oneof![
         any::<[u8; 16]>().prop_map(|uuid| Device::Pmem { uuid }),
         text().prop_map(|serial| Device::Disk { serial }),
+        (text(), text(), any::<u64>(), any::<[u8; 32]>()).prop_map(
+            |(serial, tree, blocks, root)| Device::Verity {
+                serial,
+                tree,
+                blocks,
+                root,
+            },
+        ),
     ];
     let range = any::<(u64, u64)>().prop_map(|(offset, length)| Range { offset, length });
     (device, option::of(range)).prop_map(|(device, range)| Extent { device, range })
