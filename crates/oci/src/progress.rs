@@ -29,6 +29,15 @@ pub enum Event<'a> {
         /// Its new state.
         state: LayerState<'a>,
     },
+    /// How much of a file is packed or unpacked that is no layer's: a snapshot's or a volume's.
+    File {
+        /// What it is, for the user.
+        name: &'a str,
+        /// Bytes since its beginning.
+        bytes: u64,
+        /// Its length in bytes.
+        of: u64,
+    },
     /// One sentence for the user; the transfer continues.
     Notice(&'a str),
 }

@@ -1,8 +1,8 @@
 //! Client for registries: fetches and pushes manifests and blobs by the [distribution
 //! specification][spec].
 //!
-//! An image may be available from several places: its registry's mirrors, in the order of the
-//! settings, and the registry itself. All get the same requests, and everything they send is
+//! An image may be available from several places: peers, which mirror every registry, its registry's
+//! mirrors, in the order of the settings, and the registry itself. All get the same requests, and everything they send is
 //! verified against its digest.
 //!
 //! [spec]: https://github.com/opencontainers/distribution-spec/blob/main/spec.md
@@ -17,6 +17,7 @@ mod error;
 pub mod fuzzing;
 mod http;
 mod login;
+mod lookaside;
 mod outgoing;
 mod push;
 mod ranges;
@@ -37,6 +38,7 @@ pub use credentials::{Credential, CredentialError, Credentials};
 pub use error::{Direction, Reason, RegistryError, Unauthorized};
 pub use http::PSEUDONYM;
 pub use login::{LoginError, LoginFile, check as check_login};
+pub use lookaside::Files;
 pub use push::{Destination, Mounted};
 pub use settings::{Mirror, Registry, Settings, Transfer};
 pub use transfer::{BlobReader, BlobSender, channel};
@@ -168,6 +170,8 @@ enum Ask<'a> {
     Manifest(&'a Digest, Option<u64>),
     /// A blob small enough for memory, such as a config.
     Blob(&'a Digest, Option<u64>),
+    /// The list of what refers to a manifest and is of this type.
+    Referrers(&'a Digest, &'a str),
 }
 
 impl Repository {
@@ -186,7 +190,13 @@ impl Repository {
         let what = reference.to_string();
         let error = |host: &str, reason| RegistryError::new(&what, host, reason);
         let mut sources = Vec::new();
-        for mirror in settings.registry(registry).mirrors {
+        // A peer's own images are no other's.
+        let own = settings.registry(registry).mirrors;
+        let peers = settings
+            .peers
+            .iter()
+            .filter(|peer| peer.registry != registry);
+        for mirror in peers.chain(&own) {
             let (host, path) = (&mirror.registry, format!("{}{repository}", mirror.prefix));
             let mut source = Source::new(settings, credentials, host, &path, mirror.plain_http)
                 .map_err(|reason| error(host, reason))?;
@@ -231,6 +241,30 @@ impl Repository {
     ) -> Result<Fetched, RegistryError> {
         let what = format!("{}@{digest}", self.name);
         self.document(&what, &Ask::Manifest(digest, size)).await
+    }
+
+    /// Fetches the list of what refers to a manifest and is of this type ([listing referrers]): an index, which the
+    /// registry makes and nothing vouches for, or the first part of it. None where it makes no such lists.
+    ///
+    /// [listing referrers]: https://github.com/opencontainers/distribution-spec/blob/main/spec.md#listing-referrers
+    ///
+    /// # Errors
+    ///
+    /// [`RegistryError`]: there is an outage.
+    pub async fn referrers(
+        &self,
+        manifest: &Digest,
+        artifact_type: &str,
+    ) -> Result<Option<Vec<u8>>, RegistryError> {
+        let what = format!("what refers to {manifest}");
+        match self
+            .document(&what, &Ask::Referrers(manifest, artifact_type))
+            .await
+        {
+            Ok(fetched) => Ok(Some(fetched.bytes)),
+            Err(error) if error.reason.is_outage() => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 
     /// Fetches the blob with this digest, which must be of `size` bytes and fit into memory. Errors call it `what`.
@@ -322,7 +356,7 @@ impl Repository {
     }
 
     /// Fetches bytes of a layer's blob, all of `range`, which has to be within the blob and to fit into memory. No digest
-    /// is checked: that is up to the caller.
+    /// is checked: that is up to the caller, who is told the host that has sent them.
     ///
     /// # Errors
     ///
@@ -332,21 +366,45 @@ impl Repository {
         diff_id: &Digest,
         blob: &Descriptor,
         range: Range<u64>,
-    ) -> Result<Vec<u8>, RegistryError> {
+    ) -> Result<(Vec<u8>, &str), RegistryError> {
+        let mut all = Vec::new();
+        let take = |bytes: &[u8], _: &str| {
+            all.extend_from_slice(bytes);
+            true
+        };
+        let from = self.pieces(diff_id, blob, range, take).await?;
+        Ok((all, from))
+    }
+
+    /// Fetches the same, and gives it to `take` piece by piece as it comes, in its order, with the host that has sent it.
+    /// Once that returns false, no more is fetched. Returns the host that has sent the last bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Repository::part`]. What was given to `take` stays good.
+    pub async fn pieces(
+        &self,
+        diff_id: &Digest,
+        blob: &Descriptor,
+        mut range: Range<u64>,
+        mut take: impl FnMut(&[u8], &str) -> bool + Send,
+    ) -> Result<&str, RegistryError> {
         let what = format!("a part of layer {}", blob.digest);
         let retrying =
             |reason: &str, pause| transfer::retrying(&*self.progress, diff_id, reason, pause);
         for (source, is_last) in self.sources() {
             let mut attempts = Attempts::new(source.http.transfer(), source.is_mirror());
+            let mut take = |bytes: &[u8]| take(bytes, &source.host);
             let reason = loop {
                 let part = match source.url("blobs", &blob.digest.to_string()) {
                     Ok(url) => {
-                        ranges::part(source, &url, range.clone(), blob.size, &retrying).await
+                        let range = &mut range;
+                        ranges::part(source, &url, range, blob.size, &retrying, &mut take).await
                     }
                     Err(reason) => Err(reason),
                 };
                 let reason = match part {
-                    Ok(bytes) => return Ok(bytes),
+                    Ok(()) => return Ok(&source.host),
                     Err(reason) => reason,
                 };
                 let text = reason.to_string();
@@ -451,6 +509,12 @@ async fn document_from(source: &Source, ask: &Ask<'_>) -> Result<Fetched, Reason
         Ask::Blob(digest, size) => {
             let url = source.url("blobs", &digest.to_string())?;
             (url, Some((**digest, *size)), |_| Reason::NoBlob)
+        }
+        Ask::Referrers(digest, artifact_type) => {
+            let mut url = source.url("referrers", &digest.to_string())?;
+            url.query_pairs_mut()
+                .append_pair("artifactType", artifact_type);
+            (url, None, Reason::NoImage)
         }
     };
     let mut headers = HeaderMap::new();

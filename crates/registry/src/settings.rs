@@ -14,6 +14,8 @@ use url::Url;
 pub struct Settings {
     /// Timeouts and retries.
     pub transfer: Transfer,
+    /// Mirrors of every registry, which are asked before its own.
+    pub peers: Vec<Mirror>,
     /// Settings of single registries, by `host[:port]`.
     pub registry: BTreeMap<String, Registry>,
 }

@@ -13,7 +13,8 @@ use serde::Deserialize;
 use crate::identity::SignedIdentity;
 use crate::key::PublicKey;
 use crate::keyless::{Fulcio, Rekor};
-use crate::policy::{By, Policy, Requirement, Sigstore};
+use crate::openpgp::Certificate;
+use crate::policy::{By, Policy, Requirement, SignedBy, Sigstore};
 use crate::strict::{Object, Once, object, some, some_object};
 
 /// Largest file of keys or certificates, in bytes.
@@ -75,19 +76,8 @@ enum RequirementFile {
     AcceptAnything {},
     #[serde(rename = "reject")]
     Reject {},
-    #[serde(rename = "signedBy", rename_all = "camelCase")]
-    SignedBy {
-        #[serde(rename = "keyType")]
-        _key_type: serde_json::Value,
-        #[serde(default, rename = "keyPath")]
-        _key_path: serde_json::Value,
-        #[serde(default, rename = "keyPaths")]
-        _key_paths: serde_json::Value,
-        #[serde(default, rename = "keyData")]
-        _key_data: serde_json::Value,
-        #[serde(default, rename = "signedIdentity")]
-        _signed_identity: serde_json::Value,
-    },
+    #[serde(rename = "signedBy")]
+    SignedBy(Box<SignedByFile>),
     #[serde(rename = "signedBaseLayer", rename_all = "camelCase")]
     SignedBaseLayer {
         #[serde(rename = "baseLayerIdentity")]
@@ -95,6 +85,33 @@ enum RequirementFile {
     },
     #[serde(rename = "sigstoreSigned")]
     SigstoreSigned(Box<SigstoreFile>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct SignedByFile {
+    key_type: KeyType,
+    #[serde(default, deserialize_with = "some")]
+    key_path: Option<PathBuf>,
+    #[serde(default, deserialize_with = "some")]
+    key_paths: Option<Vec<PathBuf>>,
+    #[serde(default, deserialize_with = "some")]
+    key_data: Option<String>,
+    #[serde(default, deserialize_with = "object")]
+    signed_identity: SignedIdentity,
+}
+
+/// What the keys of `signedBy` are. The library of skopeo and podman knows only the first as well.
+#[derive(Debug, Deserialize)]
+enum KeyType {
+    #[serde(rename = "GPGKeys")]
+    Gpg,
+    #[serde(
+        rename = "signedByGPGKeys",
+        alias = "X509Certificates",
+        alias = "signedByX509CAs"
+    )]
+    Other,
 }
 
 #[derive(Debug, Deserialize)]
@@ -154,6 +171,7 @@ impl PolicyFile {
             transports.insert(transport, all);
         }
         Ok(Policy {
+            takes_bundles: false,
             default,
             transports,
         })
@@ -190,7 +208,9 @@ fn requirements(
     let requirement = |Object(requirement): Object<RequirementFile>| match requirement {
         RequirementFile::AcceptAnything {} => Ok(Requirement::AcceptAnything),
         RequirementFile::Reject {} => Ok(Requirement::Reject),
-        RequirementFile::SignedBy { .. } => Ok(Requirement::Unsupported("signedBy (GPG keys)")),
+        RequirementFile::SignedBy(file) => file
+            .requirement()
+            .map_err(|problem| invalid(format!("{scope}: signedBy: {problem}"))),
         RequirementFile::SignedBaseLayer { .. } => Ok(Requirement::Unsupported("signedBaseLayer")),
         RequirementFile::SigstoreSigned(file) => file
             .requirement()
@@ -199,20 +219,55 @@ fn requirements(
     list.into_iter().map(requirement).collect()
 }
 
+impl SignedByFile {
+    fn requirement(self) -> Result<Requirement, String> {
+        if let Some(problem) = self.signed_identity.problem() {
+            return Err(problem);
+        }
+        let sources = Sources {
+            names: &["keyPath", "keyPaths", "keyData"],
+            path: self.key_path,
+            paths: self.key_paths,
+            data: self.key_data,
+            datas: None,
+        };
+        if let KeyType::Other = self.key_type {
+            return Ok(Requirement::Unsupported(
+                "signedBy of another keyType than GPGKeys",
+            ));
+        }
+        let files = sources.read()?;
+        let files = files.ok_or("it needs one of keyPath, keyPaths, keyData")?;
+        let mut keys = Vec::new();
+        for (name, file) in &files {
+            let unusable = |problem| format!("{name} is no file of OpenPGP keys: {problem}");
+            let found = Certificate::parse_all(file).map_err(unusable)?;
+            if found.is_empty() {
+                return Err(format!("{name} has no public key of OpenPGP"));
+            }
+            keys.extend(found);
+        }
+        Ok(Requirement::OpenPgp(Box::new(SignedBy {
+            keys,
+            identity: self.signed_identity,
+        })))
+    }
+}
+
 impl SigstoreFile {
     fn requirement(self) -> Result<Requirement, String> {
         if let Some(problem) = self.signed_identity.problem() {
             return Err(problem);
         }
         let keys = Sources {
-            names: ["keyPath", "keyPaths", "keyData", "keyDatas"],
+            names: &["keyPath", "keyPaths", "keyData", "keyDatas"],
             path: self.key_path,
             paths: self.key_paths,
             data: self.key_data,
             datas: self.key_datas,
         };
         let rekor = Sources {
-            names: [
+            names: &[
                 "rekorPublicKeyPath",
                 "rekorPublicKeyPaths",
                 "rekorPublicKeyData",
@@ -256,9 +311,13 @@ impl FulcioFile {
     }
 }
 
-/// The four ways to give keys, of which one may be used.
+/// The contents of a file, with what errors call it.
+type Named = (String, Vec<u8>);
+
+/// The ways to give keys, of which one may be used.
 struct Sources {
-    names: [&'static str; 4],
+    /// Their names, in the order of the fields.
+    names: &'static [&'static str],
     path: Option<PathBuf>,
     paths: Option<Vec<PathBuf>>,
     data: Option<String>,
@@ -267,29 +326,36 @@ struct Sources {
 
 impl Sources {
     fn keys(self) -> Result<Option<Vec<PublicKey>>, String> {
-        let [_, paths_name, data_name, datas_name] = self.names;
-        let named = |path: &PathBuf| {
-            read(path).and_then(|pem| PublicKey::parse(&pem, &path.display().to_string()))
+        let Some(files) = self.read()? else {
+            return Ok(None);
         };
-        let said = |name: &str, data: &String| {
-            decode(data, name).and_then(|pem| PublicKey::parse(&pem, name))
+        let key = |(name, pem): &Named| PublicKey::parse(pem, name);
+        files.iter().map(key).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Returns each file; none if no field is there.
+    fn read(self) -> Result<Option<Vec<Named>>, String> {
+        let named = |path: &PathBuf| Ok((path.display().to_string(), read(path)?));
+        let name = |at: usize| self.names.get(at).copied().unwrap_or_default();
+        let given = |at: usize, data: &String| {
+            let name = name(at);
+            Ok((name.to_owned(), decode(data, name)?))
         };
-        let keys: Vec<PublicKey> = match (self.path, self.paths, self.data, self.datas) {
+        let files: Result<Vec<_>, String> = match (self.path, self.paths, self.data, self.datas) {
             (None, None, None, None) => return Ok(None),
-            (Some(path), None, None, None) => vec![named(&path)?],
+            (Some(path), None, None, None) => Ok(vec![named(&path)?]),
             (None, Some(paths), None, None) => {
-                not_empty(&paths, paths_name)?;
-                paths.iter().map(named).collect::<Result<_, _>>()?
+                not_empty(&paths, name(1))?;
+                paths.iter().map(named).collect()
             }
-            (None, None, Some(data), None) => vec![said(data_name, &data)?],
+            (None, None, Some(data), None) => Ok(vec![given(2, &data)?]),
             (None, None, None, Some(datas)) => {
-                not_empty(&datas, datas_name)?;
-                let said = |data: &String| said(datas_name, data);
-                datas.iter().map(said).collect::<Result<_, _>>()?
+                not_empty(&datas, name(3))?;
+                datas.iter().map(|data| given(3, data)).collect()
             }
             _ => return Err(format!("it may have one of {}", self.names.join(", "))),
         };
-        Ok(Some(keys))
+        files.map(Some)
     }
 }
 

@@ -111,11 +111,24 @@ impl Fulcio {
             _ => Vec::new(),
         };
         let time = rekor.time_of(signature, bytes, certificate)?;
-        self.check_chain(certificate, &chain, time)?;
+        self.holder(certificate, &chain, time, &signature.payload, bytes)
+    }
+
+    /// Returns the holder of a certificate, if that is who may have signed a message, and if they have with `signature` at
+    /// this time.
+    pub(crate) fn holder(
+        &self,
+        certificate: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        time: UnixTime,
+        message: &[u8],
+        signature: &[u8],
+    ) -> Result<Signer, String> {
+        self.check_chain(certificate, chain, time)?;
         self.check_identity(certificate)?;
         let entity = entity(certificate)?;
         let is_signed = ALGORITHMS.iter().any(|algorithm| {
-            let verified = entity.verify_signature(*algorithm, &signature.payload, bytes);
+            let verified = entity.verify_signature(*algorithm, message, signature);
             verified.is_ok()
         });
         if !is_signed {
@@ -317,14 +330,14 @@ struct Bundle {
 /// What the log has signed. Serialized it is the canonical JSON (RFC 8785) over which it has: names sorted, no blanks.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
-    body: String,
+pub(crate) struct Entry {
+    pub(crate) body: String,
     #[serde(rename = "integratedTime")]
-    integrated_time: u64,
+    pub(crate) integrated_time: u64,
     #[serde(rename = "logID")]
-    log_id: String,
+    pub(crate) log_id: String,
     #[serde(rename = "logIndex")]
-    log_index: u64,
+    pub(crate) log_index: u64,
 }
 
 /// The kind of entry that a signature has (`hashedrekord` 0.0.1).
@@ -352,9 +365,17 @@ struct Data {
 }
 
 #[derive(Deserialize)]
-struct Hash {
+pub(crate) struct Hash {
     algorithm: String,
     value: String,
+}
+
+impl Hash {
+    /// Returns whether it is the SHA-256 of these bytes.
+    pub(crate) fn is_of(&self, bytes: &[u8]) -> bool {
+        let digest = Digest::of(bytes).hex();
+        self.algorithm == "sha256" && self.value.eq_ignore_ascii_case(&digest)
+    }
 }
 
 #[derive(Deserialize)]
@@ -390,28 +411,29 @@ impl Rekor {
         let Object(bundle): Object<Bundle> =
             serde_json::from_str(bundle).map_err(|error| unread(&error))?;
         let entry = bundle.payload;
-        let signed = serde_json::to_vec(&entry).map_err(|error| error.to_string())?;
-        let timestamp = decode(&bundle.signed_entry_timestamp)?;
-        if !self
-            .keys
-            .iter()
-            .any(|key| key.has_signed(&signed, &timestamp))
-        {
+        let time = self.time(&entry, &decode(&bundle.signed_entry_timestamp)?)?;
+        check_body(&decode(&entry.body)?, signature, bytes, key)?;
+        Ok(time)
+    }
+
+    /// Returns when an entry was noted, if the log has signed that.
+    pub(crate) fn time(&self, entry: &Entry, timestamp: &[u8]) -> Result<UnixTime, String> {
+        let signed = serde_json::to_vec(entry).map_err(|error| error.to_string())?;
+        let mut keys = self.keys.iter();
+        if !keys.any(|key| key.has_signed(&signed, timestamp)) {
             return Err("the log's note is not by the policy's log".to_owned());
         }
-        check_body(&decode(&entry.body)?, signature, bytes, key)?;
-        Ok(UnixTime::since_unix_epoch(Duration::from_secs(
-            entry.integrated_time,
-        )))
+        let since = Duration::from_secs(entry.integrated_time);
+        Ok(UnixTime::since_unix_epoch(since))
     }
 }
 
-fn unread(error: &serde_json::Error) -> String {
+pub(crate) fn unread(error: &serde_json::Error) -> String {
     let problem = micabox_oci::printable(&error.to_string());
     format!("the log's note can't be read: {problem}")
 }
 
-fn decode(text: &str) -> Result<Vec<u8>, String> {
+pub(crate) fn decode(text: &str) -> Result<Vec<u8>, String> {
     let decoded = BASE64_STANDARD.decode(text);
     decoded.map_err(|_| "the log's note is not base64".to_owned())
 }
@@ -432,9 +454,7 @@ pub(crate) fn check_body(
         data,
         signature: noted,
     } = body.spec;
-    let digest = Digest::of(&signature.payload).hex();
-    let is_same = data.hash.algorithm == "sha256"
-        && data.hash.value.eq_ignore_ascii_case(&digest)
+    let is_same = data.hash.is_of(&signature.payload)
         && decode(&noted.content)? == bytes
         && is_key(&decode(&noted.public_key.content)?, key);
     if is_same {
@@ -445,7 +465,7 @@ pub(crate) fn check_body(
 }
 
 /// Returns whether a text is nothing but one key or certificate in PEM, and the same as one in DER.
-fn is_key(pem: &[u8], der: &[u8]) -> bool {
+pub(crate) fn is_key(pem: &[u8], der: &[u8]) -> bool {
     const END: &[u8] = b"-----END";
     let pem = pem.trim_ascii();
     let begins = pem.starts_with(b"-----BEGIN") && sections(pem) == 1;

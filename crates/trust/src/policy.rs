@@ -14,6 +14,7 @@ use crate::file::{PolicyFile, read_within};
 use crate::identity::SignedIdentity;
 use crate::key::PublicKey;
 use crate::keyless::{Fulcio, Rekor};
+use crate::openpgp::Certificate;
 
 /// Largest policy, in bytes.
 const LARGEST: u64 = 1 << 20;
@@ -21,6 +22,8 @@ const LARGEST: u64 = 1 << 20;
 /// A policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
+    /// Whether signatures in bundles count.
+    pub(crate) takes_bundles: bool,
     pub(crate) default: Vec<Requirement>,
     /// Requirements by transport and scope.
     pub(crate) transports: BTreeMap<String, BTreeMap<String, Vec<Requirement>>>,
@@ -35,6 +38,8 @@ pub(crate) enum Requirement {
     Reject,
     /// A sigstore signature.
     Sigstore(Box<Sigstore>),
+    /// A signature of OpenPGP ("simple signing").
+    OpenPgp(Box<SignedBy>),
     /// What this program can't check, so that no image has it.
     Unsupported(&'static str),
 }
@@ -43,6 +48,14 @@ pub(crate) enum Requirement {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sigstore {
     pub(crate) by: By,
+    pub(crate) identity: SignedIdentity,
+}
+
+/// What a signature of OpenPGP has to be like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SignedBy {
+    /// By one of these keys or of their subkeys.
+    pub(crate) keys: Vec<Certificate>,
     pub(crate) identity: SignedIdentity,
 }
 
@@ -89,6 +102,16 @@ impl Policy {
         PolicyFile::parse(text)?.policy()
     }
 
+    /// Sets whether sigstore's bundles count as signatures. By default they don't: they are about a digest and not about a
+    /// name, so that whatever a policy says of names (`signedIdentity`) can't be compared.
+    #[must_use]
+    pub fn with_bundles(self, takes_bundles: bool) -> Self {
+        Self {
+            takes_bundles,
+            ..self
+        }
+    }
+
     /// Returns the requirements for what comes from `scope`, and the name of the scope of the policy that has them.
     pub(crate) fn requirements(&self, scope: Scope<'_>) -> (String, &[Requirement]) {
         let transport = scope.transport();
@@ -133,7 +156,7 @@ impl Scope<'_> {
 }
 
 /// Returns the image itself, its repository, what that is in, its host, and the domains that its host is in.
-fn registry_names(reference: &Reference) -> Vec<String> {
+pub(crate) fn registry_names(reference: &Reference) -> Vec<String> {
     let mut name = format!("{}/{}", reference.registry(), reference.repository());
     let by_digest = reference.digest().map(|digest| format!("{name}@{digest}"));
     let by_tag = reference.tag().map(|tag| format!("{name}:{tag}"));

@@ -6,8 +6,9 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use micabox_oci::{Digest, Reference};
 
+use crate::identity::SignedIdentity;
 use crate::key::PublicKey;
-use crate::payload::Payload;
+use crate::payload::{COSIGN, Payload};
 use crate::policy::{By, Requirement, Sigstore};
 use crate::{Policy, Scope, Signature};
 
@@ -18,6 +19,28 @@ pub struct Subject<'a> {
     pub reference: Option<&'a Reference>,
     /// Digests of its manifest, and of the index that has its name.
     pub manifests: &'a [Digest],
+}
+
+/// The signatures of an image, none of which is trusted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Signatures {
+    /// Those that are attached to it in its registry.
+    pub attached: Vec<Signature>,
+    /// Bundles that refer to it there, each as its blob has it.
+    pub bundles: Vec<Vec<u8>>,
+    /// Those beside its registry, each as its file has it.
+    pub lookaside: Vec<Vec<u8>>,
+}
+
+/// Which signatures of an image matter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needs {
+    /// Those that are attached to it.
+    pub attached: bool,
+    /// Bundles that refer to it.
+    pub bundles: bool,
+    /// Those beside its registry.
+    pub lookaside: bool,
 }
 
 /// Who signed an image.
@@ -32,6 +55,13 @@ pub enum Signer {
         /// Who says that it is theirs.
         issuer: String,
     },
+    /// The owner of an OpenPGP key.
+    OpenPgp {
+        /// The primary key's fingerprint, in hexadecimal digits.
+        fingerprint: String,
+        /// Their name and address, as the key has it.
+        user: String,
+    },
 }
 
 impl fmt::Display for Signer {
@@ -39,6 +69,7 @@ impl fmt::Display for Signer {
         match self {
             Self::Key(name) => write!(f, "key {name}"),
             Self::Identity { email, issuer } => write!(f, "{email} ({issuer})"),
+            Self::OpenPgp { fingerprint, user } => write!(f, "OpenPGP key {fingerprint} ({user})"),
         }
     }
 }
@@ -77,12 +108,17 @@ pub enum Refusal {
 }
 
 impl Policy {
-    /// Returns whether signatures of an image from `scope` matter.
+    /// Returns which signatures of an image from `scope` matter.
     #[must_use]
-    pub fn needs_signatures(&self, scope: Scope<'_>) -> bool {
+    pub fn needs(&self, scope: Scope<'_>) -> Needs {
         let (_, requirements) = self.requirements(scope);
-        let needs = |requirement: &Requirement| matches!(requirement, Requirement::Sigstore(_));
-        requirements.iter().any(needs)
+        let needs = |is_kind: fn(&Requirement) -> bool| requirements.iter().any(is_kind);
+        let attached = needs(|requirement| matches!(requirement, Requirement::Sigstore(_)));
+        Needs {
+            attached,
+            bundles: attached && self.takes_bundles,
+            lookaside: needs(|requirement| matches!(requirement, Requirement::OpenPgp(_))),
+        }
     }
 
     /// Decides whether an image from `scope` that has `signatures` may be used. Returns who signed it, as far as the
@@ -94,7 +130,7 @@ impl Policy {
         &self,
         scope: Scope<'_>,
         subject: Subject<'_>,
-        signatures: &[Signature],
+        signatures: &Signatures,
     ) -> Result<Vec<Signer>, Refused> {
         let (scope, requirements) = self.requirements(scope);
         let mut signers = Vec::new();
@@ -103,15 +139,36 @@ impl Policy {
                 Requirement::AcceptAnything => continue,
                 Requirement::Reject => Refusal::Rejected,
                 Requirement::Unsupported(what) => Refusal::Unsupported(what),
-                Requirement::Sigstore(wanted) => match wanted.signer(subject, signatures) {
-                    Ok(signer) => {
-                        if !signers.contains(&signer) {
-                            signers.push(signer);
+                Requirement::Sigstore(wanted) => {
+                    let attached = signatures.attached.iter().map(Sigstores::Attached);
+                    let bundles = signatures
+                        .bundles
+                        .iter()
+                        .map(|bundle| Sigstores::Bundle(bundle));
+                    let bundles = bundles.filter(|_| self.takes_bundles);
+                    let all: Vec<_> = attached.chain(bundles).collect();
+                    let check = |found: &Sigstores<'_>| match *found {
+                        Sigstores::Attached(signature) => wanted.check(subject, signature),
+                        Sigstores::Bundle(bundle) => wanted.check_bundle(subject, bundle),
+                    };
+                    match first_good(&all, check) {
+                        Ok(signer) => {
+                            add(&mut signers, signer);
+                            continue;
                         }
-                        continue;
+                        Err(refusal) => refusal,
                     }
-                    Err(refusal) => refusal,
-                },
+                }
+                Requirement::OpenPgp(wanted) => {
+                    let check = |file: &Vec<u8>| wanted.check(subject, file);
+                    match first_good(&signatures.lookaside, check) {
+                        Ok(signer) => {
+                            add(&mut signers, signer);
+                            continue;
+                        }
+                        Err(refusal) => refusal,
+                    }
+                }
             };
             return Err(Refused { scope, refusal });
         }
@@ -119,38 +176,80 @@ impl Policy {
     }
 }
 
+/// A signature of sigstore's, in either form.
+enum Sigstores<'a> {
+    Attached(&'a Signature),
+    Bundle(&'a [u8]),
+}
+
+fn add(signers: &mut Vec<Signer>, signer: Signer) {
+    if !signers.contains(&signer) {
+        signers.push(signer);
+    }
+}
+
 /// What is wrong with a signature. The later it is found, the nearer the signature came.
-struct Problem {
+pub(crate) struct Problem {
     step: u8,
     text: String,
 }
 
-impl Sigstore {
-    /// Returns who made the first signature that is as it has to be.
-    fn signer(&self, subject: Subject<'_>, signatures: &[Signature]) -> Result<Signer, Refusal> {
-        let mut nearest: Option<Problem> = None;
-        for signature in signatures {
-            match self.check(subject, signature) {
-                Ok(signer) => return Ok(signer),
-                Err(problem) => {
-                    if nearest
-                        .as_ref()
-                        .is_none_or(|nearest| nearest.step < problem.step)
-                    {
-                        nearest = Some(problem);
-                    }
+impl Problem {
+    pub(crate) fn at(step: u8, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { step, text }
+    }
+}
+
+/// Returns who made the first signature that is as it has to be.
+fn first_good<T>(
+    signatures: &[T],
+    check: impl Fn(&T) -> Result<Signer, Problem>,
+) -> Result<Signer, Refusal> {
+    let mut nearest: Option<Problem> = None;
+    for signature in signatures {
+        match check(signature) {
+            Ok(signer) => return Ok(signer),
+            Err(problem) => {
+                let is_nearer = |nearest: &Problem| nearest.step < problem.step;
+                if nearest.as_ref().is_none_or(is_nearer) {
+                    nearest = Some(problem);
                 }
             }
         }
-        Err(match nearest {
-            None => Refusal::NoSignature,
-            Some(Problem { text: problem, .. }) => Refusal::NoGoodSignature {
-                count: signatures.len(),
-                problem,
-            },
-        })
     }
+    Err(match nearest {
+        None => Refusal::NoSignature,
+        Some(Problem { text: problem, .. }) => Refusal::NoGoodSignature {
+            count: signatures.len(),
+            problem,
+        },
+    })
+}
 
+/// Checks that a statement is about the image and about a name that stands for it.
+pub(crate) fn check_payload(
+    payload: &Payload,
+    subject: Subject<'_>,
+    identity: &SignedIdentity,
+) -> Result<(), Problem> {
+    if !subject.manifests.contains(&payload.manifest) {
+        let text = format!("it is about another image, {}", payload.manifest);
+        return Err(Problem::at(3, text));
+    }
+    let is_allowed = subject
+        .reference
+        .is_some_and(|reference| identity.allows(reference, &payload.name));
+    if !is_allowed {
+        return Err(Problem::at(
+            4,
+            format!("it is about the name {}", payload.name),
+        ));
+    }
+    Ok(())
+}
+
+impl Sigstore {
     fn check(&self, subject: Subject<'_>, signature: &Signature) -> Result<Signer, Problem> {
         let at = |step| move |text: String| Problem { step, text };
         let bytes = BASE64_STANDARD.decode(&signature.signature);
@@ -168,17 +267,8 @@ impl Sigstore {
             }
             By::Fulcio(fulcio, rekor) => fulcio.signer(rekor, signature, &bytes).map_err(at(1))?,
         };
-        let payload = Payload::parse(&signature.payload).map_err(at(2))?;
-        if !subject.manifests.contains(&payload.manifest) {
-            let text = format!("it is about another image, {}", payload.manifest);
-            return Err(at(3)(text));
-        }
-        let is_allowed = subject
-            .reference
-            .is_some_and(|reference| self.identity.allows(reference, &payload.name));
-        if !is_allowed {
-            return Err(at(4)(format!("it is about the name {}", payload.name)));
-        }
+        let payload = Payload::parse(&signature.payload, COSIGN).map_err(at(2))?;
+        check_payload(&payload, subject, &self.identity)?;
         Ok(signer)
     }
 }

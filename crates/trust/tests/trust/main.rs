@@ -1,6 +1,11 @@
 //! Signatures that openssl makes, and what is wrong with others.
 
+mod bundles;
+mod forge;
+mod judge;
+mod lies;
 mod maker;
+mod openpgp;
 
 use std::path::Path;
 
@@ -8,7 +13,9 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use maker::{EMAIL, ISSUER, Maker};
 use micabox_oci::{Digest, Reference};
-use micabox_trust::{Policy, Refusal, Scope, Signature, Signer, Subject, signatures_of};
+use micabox_trust::{
+    Policy, Refusal, Scope, Signature, Signatures, Signer, Subject, signatures_of,
+};
 use serde_json::{Value, json};
 
 const NAME: &str = "registry.example/team/app:1";
@@ -34,13 +41,17 @@ fn check(requirement: &Value, signatures: &[Signature]) -> Result<Vec<Signer>, R
     let policy = Policy::parse(policy.as_bytes()).unwrap();
     let reference: Reference = NAME.parse().unwrap();
     let scope = Scope::Registry(&reference);
-    assert!(policy.needs_signatures(scope));
+    assert!(policy.needs(scope).attached && !policy.needs(scope).lookaside);
     let subject = Subject {
         reference: Some(&reference),
         manifests: &[manifest()],
     };
+    let signatures = Signatures {
+        attached: signatures.to_vec(),
+        ..Signatures::default()
+    };
     policy
-        .check(scope, subject, signatures)
+        .check(scope, subject, &signatures)
         .map_err(|refused| refused.refusal)
 }
 
