@@ -116,7 +116,7 @@ impl Error {
             Self::DoesNotRun(_) | Self::Starts(_) | Self::NotRunning(_) | Self::Paused => {
                 Kind::NotRunning
             }
-            Self::Incomplete { .. } => Kind::Unreachable,
+            Self::Incomplete { .. } | Self::SnapshotIncomplete { .. } => Kind::Unreachable,
             Self::Cancelled => Kind::Cancelled,
             Self::HolderStuck(_) | Self::Silent(_) | Self::Stuck { .. } | Self::TimedOut(_) => {
                 Kind::TimedOut
@@ -141,6 +141,7 @@ impl Error {
             | Self::NoPlace
             | Self::NotInPlace(_)
             | Self::NotTrimmed(_)
+            | Self::NotChecked(_)
             | Self::NothingRuns(_)
             | Self::RootDiskUnnamed(_)
             | Self::SnapshotDiffers { .. } => Kind::Invalid,

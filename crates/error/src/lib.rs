@@ -250,6 +250,9 @@ pub enum Error {
     /// Only an image's one merged filesystem can be trimmed.
     #[error("{0} can't be trimmed")]
     NotTrimmed(&'static str),
+    /// The guest can only check an image that is one disk.
+    #[error("the guest can't check what it reads of {0}")]
+    NotChecked(&'static str),
     /// The operation is not possible on a root disk that is written to.
     #[error("{0} needs a read-only root disk")]
     NotInPlace(&'static str),
@@ -429,14 +432,24 @@ pub enum Error {
     /// Another tree is mounted on the directory.
     #[error("a tree is mounted on {} already", .0.display())]
     MountedAlready(PathBuf),
-    /// The process that has an image for all of a user's sandboxes does not answer.
-    #[error("the process that serves image {0} neither ends nor answers")]
+    /// The process that has an image, or a snapshot's memory, for all of a user's sandboxes does not answer.
+    #[error("the process that serves {0} neither ends nor answers")]
     HolderStuck(String),
     /// Only a part of an image is here.
     #[error("of image {image} only a part is here, and the rest can't be fetched: {problem}")]
     Incomplete {
         /// What it is called.
         image: String,
+        /// Why not.
+        problem: String,
+    },
+    /// Only a part of a snapshot's memory is here.
+    #[error(
+        "of the memory of snapshot {name} only a part is here, and the rest can't be fetched: {problem}"
+    )]
+    SnapshotIncomplete {
+        /// Its name.
+        name: String,
         /// Why not.
         problem: String,
     },

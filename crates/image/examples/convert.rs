@@ -33,6 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         blob,
         diff_id: diff_id.parse()?,
         archive: None,
+        checksum: None,
     };
     let started = Instant::now();
     let layer = convert_layer_in(place, &store, source, &expect, &Limits::default())?;

@@ -159,6 +159,7 @@ fn add_layer(
         blob: Some(blob.clone()),
         diff_id,
         archive: None,
+        checksum: None,
     };
     convert_layer_in(place, store, file, &expect, limits)
         .map_err(|error| AppendLayerError::Layer(Box::new(error)))?;

@@ -32,6 +32,16 @@ pub fn fixup_uuid<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> [u8; 16
     uuid("fixup", diff_ids)
 }
 
+/// Returns the UUID of the same fixup with its files' contents.
+pub fn whole_fixup_uuid<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> [u8; 16] {
+    uuid("whole fixup", diff_ids)
+}
+
+/// Returns the UUID of a layer's image without whiteouts, for the bottom of a stack.
+pub fn bottom_uuid(diff_id: &Digest) -> [u8; 16] {
+    uuid("bottom", [diff_id])
+}
+
 fn uuid<'a>(kind: &str, diff_ids: impl IntoIterator<Item = &'a Digest>) -> [u8; 16] {
     let mut hasher = Hasher::new();
     // The label ends with a NUL and all digests have the same length, so the input is unambiguous.
@@ -57,6 +67,8 @@ mod tests {
             fsmeta_uuid([&a, &b]),
             fsmeta_uuid([&b, &a]),
             fixup_uuid([&a, &b]),
+            whole_fixup_uuid([&a, &b]),
+            bottom_uuid(&a),
             trimmed_uuid([&a, &b], &"/a".parse().unwrap()),
             trimmed_uuid([&a, &b], &"/b".parse().unwrap()),
         ];

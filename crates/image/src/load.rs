@@ -15,7 +15,7 @@ use crate::printable;
 use crate::store::{self, Claim, Image, Origin};
 use crate::{Digest, Limits, Platform, Progress, Reference, Settings, Store};
 use micabox_oci::progress::{self, Event, LayerState, Phase};
-use micabox_trust::{Policy, PolicyError, Refused, Scope, Subject};
+use micabox_trust::{Policy, PolicyError, Refused, Scope, Signatures, Subject};
 
 /// Most parts that are left out and reported one by one.
 const MAX_NOTICES: usize = 10;
@@ -295,7 +295,8 @@ fn check_policy(
         reference: None,
         manifests: &[],
     };
-    let checked = policy.check(Scope::Path(transport, scope), subject, &[]);
+    let none = Signatures::default();
+    let checked = policy.check(Scope::Path(transport, scope), subject, &none);
     checked.map(drop).map_err(|source| LoadError::Refused {
         path: path.to_owned(),
         source: Box::new(source),
@@ -423,6 +424,7 @@ impl Conversion<'_> {
             blob: Some(blob.clone()),
             diff_id: *diff_id,
             archive: layer.archive,
+            checksum: None,
         };
         let unusable = |source| LoadError::Layer {
             image: called(self.image),

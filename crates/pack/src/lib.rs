@@ -8,7 +8,7 @@ mod list;
 mod packer;
 mod recent;
 
-pub use cut::{Cut, LARGEST};
+pub use cut::{Cut, LARGEST, Piece};
 pub use image::{Cache, Image};
 pub use known::Known;
 pub use list::{Chunk, Frame, List, ListError, Place};

@@ -169,6 +169,15 @@ impl<'a, W: Write> Packer<'a, W> {
 
     /// Adds so many zeros, which take no space.
     pub fn zeros(&mut self, mut count: u64) {
+        if let Some(Chunk {
+            length,
+            place: None,
+        }) = self.chunks.last_mut()
+        {
+            let more = count.min(ZEROS.saturating_sub(u64::from(*length)));
+            *length += more as u32;
+            count -= more;
+        }
         while count > 0 {
             let length = count.min(ZEROS);
             self.chunks.push(Chunk {

@@ -234,25 +234,30 @@ fn check_entry(
 
 /// Refuses markers that no conversion writes: they would mean something to overlayfs or to a merge.
 fn check_markers(path: &[u8], inode: &Inode, xattrs: &[Xattr]) -> Result<(), Reason> {
-    let has = |name: &[u8]| xattrs.iter().any(|xattr| &*xattr.name == name);
-    for Xattr { name, value } in xattrs {
-        let is_known = match (inode.kind, &**name) {
-            _ if !overlay::is_marker(name) => true,
-            (FileType::Directory, overlay::OPAQUE | overlay::IMPLIED) => **value == *b"y",
-            (FileType::Directory, overlay::ORIGIN) => value.is_empty(),
-            (FileType::Regular, overlay::METACOPY) => {
-                inode.size == 0 && value.is_empty() && has(overlay::REDIRECT)
-            }
-            (FileType::Regular, overlay::REDIRECT) => has(overlay::METACOPY) && is_absolute(value),
-            _ => false,
-        };
-        if !is_known {
+    let mut markers = xattrs.iter().filter(|x| overlay::is_marker(&x.name));
+    match markers.find(|marker| !is_written(inode, marker, xattrs)) {
+        Some(Xattr { name, .. }) => {
             let name = printable(name);
             let problem = format!("its attribute {name} is of no layer that mica converts");
-            return Err(entry_problem(path, &problem));
+            Err(entry_problem(path, &problem))
         }
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Returns whether a conversion writes this marker, beside the inode's other attributes.
+pub(super) fn is_written(inode: &Inode, marker: &Xattr, xattrs: &[Xattr]) -> bool {
+    let has = |name: &[u8]| xattrs.iter().any(|xattr| &*xattr.name == name);
+    let Xattr { name, value } = marker;
+    match (inode.kind, &**name) {
+        (FileType::Directory, overlay::OPAQUE | overlay::IMPLIED) => **value == *b"y",
+        (FileType::Directory, overlay::ORIGIN) => value.is_empty(),
+        (FileType::Regular, overlay::METACOPY) => {
+            inode.size == 0 && value.is_empty() && has(overlay::REDIRECT)
+        }
+        (FileType::Regular, overlay::REDIRECT) => has(overlay::METACOPY) && is_absolute(value),
+        _ => false,
+    }
 }
 
 /// Returns whether a path begins at the root and leads only downwards.

@@ -4,7 +4,7 @@ use std::io;
 
 use super::decompress::ForeignCompression;
 use crate::limits::Limit;
-use crate::store;
+use crate::store::{self, Checksum};
 use micabox_oci::Digest;
 
 /// Why a layer can't be imported. The store has no part of the layer then.
@@ -168,6 +168,16 @@ pub enum Reason {
     /// The layer's blob is a filesystem image that breaks a rule for layers.
     #[error("its EROFS image can't be used: {0}")]
     ForeignErofs(String),
+
+    /// The layer's blob is an EROFS image of another checksum than its manifest says: it was published from a damaged
+    /// store.
+    #[error("its EROFS image has the checksum {actual}, but its manifest says {expected}")]
+    Checksum {
+        /// What the manifest says.
+        expected: Checksum,
+        /// What it is.
+        actual: Checksum,
+    },
 
     /// Writing the image failed.
     #[error("writing its EROFS image failed: {0}")]

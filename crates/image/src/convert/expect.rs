@@ -2,6 +2,7 @@
 
 use super::error::{Error, Reason};
 use super::media_type::LayerKind;
+use crate::store::Checksum;
 use micabox_oci::{Descriptor, Digest};
 use micabox_tar::printable;
 
@@ -15,6 +16,8 @@ pub struct Expect {
     pub diff_id: Digest,
     /// Of an EROFS image that is a device: digest of the archive that it was converted from, as its manifest says.
     pub archive: Option<Digest>,
+    /// Of such an image: the checksum that it has in the store, as its manifest says; `None` if it doesn't.
+    pub checksum: Option<Checksum>,
 }
 
 impl Expect {

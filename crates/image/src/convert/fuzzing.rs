@@ -89,5 +89,6 @@ fn expect(diff_id: Digest) -> Expect {
         blob: None,
         diff_id,
         archive: None,
+        checksum: None,
     }
 }

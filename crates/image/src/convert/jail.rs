@@ -72,6 +72,7 @@ impl Call for Task {
             blob: None,
             diff_id: self.diff_id,
             archive: self.kind.archive(),
+            checksum: None,
         };
         let expected = Expected {
             what: &expect,

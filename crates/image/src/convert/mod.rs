@@ -11,8 +11,10 @@ mod error;
 mod expect;
 pub(crate) mod fuzzing;
 mod image;
+mod inflate;
 mod jail;
 mod lazy;
+mod lz4;
 mod media_type;
 mod memory;
 mod native;
@@ -97,7 +99,13 @@ pub fn convert_layer_in(
 pub fn check_kind(layer: &Layer, expect: &Expect) -> Result<(), Error> {
     let kind = expect.kind().map_err(|r| expect.error(r))?;
     let is_archive = layer.record.recipe.is_some();
-    if is_archive != (kind == LayerKind::Archive) || layer.record.archive != kind.archive() {
+    let is_it = match kind {
+        LayerKind::Archive => is_archive,
+        // A device has stricter rules, so it is as good as a copy.
+        LayerKind::Erofs => !is_archive,
+        LayerKind::Device { archive } => layer.record.archive == Some(archive),
+    };
+    if !is_it {
         return Err(expect.error(Reason::Kind {
             media_type: printable(expect.media_type().unwrap_or_default().as_bytes()),
             diff_id: layer.diff_id,
@@ -155,6 +163,10 @@ fn convert(
             make(source, expected, kind, out, copy(&second)?, limits)?
         }
     };
+    if let Some(expected) = expect.checksum.filter(|said| *said != converted.checksum) {
+        let actual = converted.checksum;
+        return Err(Reason::Checksum { expected, actual });
+    }
     let record = LayerRecord {
         format: identity::FORMAT,
         diff_id,
@@ -166,6 +178,7 @@ fn convert(
         dropped_xattrs: converted.dropped_xattrs,
         recipe: converted.recipe,
         archive: kind.archive(),
+        verity: None,
     };
     let recipe = record.recipe.is_some().then_some(second);
     Ok(claim.publish(scratch, image, recipe, expect.digest(), record)?)

@@ -2,7 +2,7 @@
 //! draft EROFS image specification's `application/vnd.erofs`, plain or with `+zstd`.
 //!
 //! Such an image may have a layout that our guarantees exclude (file ends packed into inodes,
-//! compression, foreign UUIDs), so its tree is copied into an image of our own. This requires its
+//! compressed files, foreign UUIDs), so its tree is copied into an image of our own. This requires its
 //! bytes in a file, as its metadata may be anywhere.
 
 use std::collections::{HashMap, VecDeque};
@@ -17,7 +17,9 @@ use micabox_erofs::{
 };
 use micabox_tar::printable;
 
+use super::device;
 use super::error::Reason;
+use super::inflate::Inflater;
 use super::memory::{Exceeded, Memory};
 use super::pipeline::check_size;
 use super::tree::{Finished, SYMLINK_MODE, data_memory, erofs_reason};
@@ -58,7 +60,8 @@ pub(super) fn copy(
         |error: ErofsError| Reason::ForeignErofs(printable(error.to_string().as_bytes()));
     let image = Cached::new(image).map_err(Reason::Write)?;
     // The check limits an image to this number.
-    let inodes = Reader::open(&image).map_err(unusable)?.inode_count();
+    let reader = Reader::open_compressed(image).map_err(unusable)?;
+    let inodes = reader.inode_count();
     if inodes > limits.entries {
         return exceeded(Limit::Entries, limits.entries, None);
     }
@@ -67,14 +70,14 @@ pub(super) fn copy(
         .check(inodes.saturating_mul(ENTRY_MEMORY))
         .or_else(|Exceeded { setting, limit }| exceeded(setting, limit, None))?;
     let most = limits.metadata_size / CHECK_MEMORY;
-    if let Some(finding) = check::check_within(&image, most).first() {
+    if let Some(finding) = check::check_read(&reader, most).first() {
         let finding = finding.to_string();
         return Err(Reason::ForeignErofs(printable(finding.as_bytes())));
     }
-    let reader = Reader::open(image).map_err(unusable)?;
     if !reader.devices().is_empty() {
         return Err(Reason::ForeignErofs(
-            "its files' bytes are in other images".to_owned(),
+            "its files' bytes are in other images: make it one image (mkfs.erofs without --blobdev and --tar=i)"
+                .to_owned(),
         ));
     }
     let root = reader.inode(reader.root()).map_err(unusable)?;
@@ -85,6 +88,7 @@ pub(super) fn copy(
     let mut copy = Copy {
         writer: Writer::new(out, options).map_err(erofs_reason)?,
         reader: &reader,
+        inflater: Inflater::new(&reader),
         inodes: HashMap::new(),
         directories: HashMap::new(),
         count: 0,
@@ -118,6 +122,7 @@ pub(super) fn copy(
 
 struct Copy<'a> {
     reader: &'a Reader<Cached<File>>,
+    inflater: Inflater<'a, Cached<File>>,
     writer: Writer<ChecksummedFile>,
     /// New inodes by the original's numbers, for hard links.
     inodes: HashMap<u64, InodeId>,
@@ -212,6 +217,24 @@ impl Copy<'_> {
     }
 
     fn body(&mut self, path: &[u8], inode: &Inode) -> Result<Data, Reason> {
+        if self.reader.is_compressed(inode) {
+            let whole = Segment {
+                offset: 0,
+                length: inode.size,
+            };
+            self.charge_body(path, &[whole])?;
+            let mut body = self
+                .inflater
+                .file(inode)
+                .map_err(|error| of_entry(path, &error))?;
+            return self
+                .writer
+                .body(inode.size, &mut body)
+                .map_err(|error| match error {
+                    ErofsError::Output(_) => erofs_reason(error),
+                    error => of_entry(path, &error),
+                });
+        }
         let extents = self
             .reader
             .extents(inode)
@@ -286,10 +309,13 @@ fn metadata(reader: &Reader<Cached<File>>, path: &[u8], inode: &Inode) -> Result
         .xattrs(inode)
         .map_err(|error| of_entry(path, &error))?;
     // overlayfs's markers are valid in such a layer. Those that take contents or paths from lower
-    // layers have no counterpart in OCI, and no tool makes layers with them.
+    // layers have no counterpart in OCI; no tool makes layers with them, but ours with those of a
+    // conversion, whose layers are also in stacks for containerd.
     let foreign = xattrs.iter().find(|xattr| {
         let known = [overlay::OPAQUE, overlay::ORIGIN, overlay::XWHITEOUT];
-        overlay::is_marker(&xattr.name) && !known.contains(&&*xattr.name)
+        overlay::is_marker(&xattr.name)
+            && !known.contains(&&*xattr.name)
+            && !device::is_written(inode, xattr, &xattrs)
     });
     if let Some(xattr) = foreign {
         return Err(Reason::Entry {

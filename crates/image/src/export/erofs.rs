@@ -20,7 +20,7 @@ use micabox_verity::Tree;
 use super::pack::{BUFFER, PackError, Packed, write_error};
 use crate::identity;
 use crate::manifest::erofs as names;
-use crate::store::{self, Image, Layer, LayerImage, Store};
+use crate::store::{self, Checksum, Hasher, Image, Layer, LayerImage, Store, Whole};
 use crate::{Descriptor, Digest};
 
 /// A packed EROFS image: a layer's, or the merged metadata of an image.
@@ -50,7 +50,8 @@ pub struct ErofsEntry {
 ///
 /// # Errors
 ///
-/// [`PackError::Stopped`] if `watch` returned false; [`store::Error::Damaged`] if the layer can't be read.
+/// [`PackError::Stopped`] if `watch` returned false; [`store::Error::Damaged`] if the layer can't be read, or is not what
+/// its archive was converted to.
 pub fn pack_device(
     store: &Store,
     layer: &Layer,
@@ -69,12 +70,8 @@ pub(super) fn device_entry(
     layer: &Layer,
     watch: &mut dyn FnMut(u64) -> bool,
 ) -> Result<ErofsEntry, PackError> {
-    let (_, entry) = write(
-        Source::device(store, layer)?,
-        io::sink(),
-        &layer.path,
-        watch,
-    )?;
+    let source = Source::device(store, layer)?;
+    let (_, entry, _) = write(source, io::sink(), &layer.path, &|| (), watch)?;
     Ok(entry)
 }
 
@@ -102,23 +99,47 @@ pub(super) fn fsmeta_entry(
     watch: &mut dyn FnMut(u64) -> bool,
 ) -> Result<ErofsEntry, PackError> {
     let source = Source::fsmeta(store, image)?;
-    let (_, entry) = write(source, io::sink(), &image.fsmeta, watch)?;
+    let (_, entry, _) = write(source, io::sink(), &image.fsmeta, &|| (), watch)?;
     Ok(entry)
 }
 
-/// An image file of the store.
-struct Source<'a> {
+/// Packs an image that needs no device, and is called `path` in errors.
+///
+/// # Errors
+///
+/// Those of [`pack_device`].
+pub(super) fn pack_whole(
+    store: &Store,
+    path: &Path,
+    whole: Whole,
+    watch: &mut dyn FnMut(u64) -> bool,
+) -> Result<PackedErofs, PackError> {
+    let source = Source {
+        path,
+        image: LayerImage::Whole(whole.file),
+        length: whole.length,
+        uuid: whole.uuid,
+        checksum: whole.checksum,
+        annotations: Vec::new(),
+    };
+    pack(store, source, watch)
+}
+
+/// An image file, of the store or for a registry alone.
+pub(super) struct Source<'a> {
     path: &'a Path,
     image: LayerImage,
     /// Its length in bytes, without its padding.
     length: u64,
     uuid: [u8; 16],
+    /// Its checksum when it was made.
+    checksum: Checksum,
     /// Annotations that say what it is.
     annotations: Vec<(&'static str, String)>,
 }
 
 impl<'a> Source<'a> {
-    fn device(store: &Store, layer: &'a Layer) -> Result<Self, store::Error> {
+    pub(super) fn device(store: &Store, layer: &'a Layer) -> Result<Self, store::Error> {
         let mut annotations = vec![(names::ROLE, names::DEVICE.to_owned())];
         // Only of a layer that was converted here is it known.
         if layer.record.recipe.is_some() {
@@ -144,17 +165,20 @@ impl<'a> Source<'a> {
             image,
             length: layer.image_size(),
             uuid: identity::layer_uuid(layer.identity()),
+            checksum: layer.record.checksum,
             annotations,
         })
     }
 
-    fn fsmeta(store: &Store, image: &'a Image) -> Result<Self, store::Error> {
+    pub(super) fn fsmeta(store: &Store, image: &'a Image) -> Result<Self, store::Error> {
         let file = File::open(&image.fsmeta).map_err(|error| read_error(&image.fsmeta, error))?;
+        let record = store.fsmeta_record(&image.manifest_digest)?;
         Ok(Self {
             path: &image.fsmeta,
             image: LayerImage::Whole(file),
-            length: store.fsmeta_size(&image.manifest_digest)?,
+            length: record.blocks * BLOCK_SIZE,
             uuid: identity::fsmeta_uuid(image.layers.iter().map(Layer::identity)),
+            checksum: record.checksum,
             annotations: Vec::new(),
         })
     }
@@ -170,7 +194,7 @@ fn pack(
     let path = scratch.path("blob");
     let failed = |error| write_error(&path, error);
     let out = BufWriter::with_capacity(BUFFER, scratch.create("blob")?);
-    let (out, entry) = write(source, out, &path, watch)?;
+    let (out, entry, _) = write(source, out, &path, &|| (), watch)?;
     let mut file = out
         .into_inner()
         .map_err(|error| failed(error.into_error()))?;
@@ -180,16 +204,21 @@ fn pack(
     Ok(PackedErofs { packed, entry })
 }
 
-/// Writes an image's blob to `out`, which is called `path` in errors.
-fn write<W: Write>(
+/// Writes an image's blob to `out`, which is called `path` in errors. Also returns where its chunk index is, with the
+/// header of its frame. `at_tree` is called before the hash tree, when at
+/// most one chunk of the image is still to be written.
+pub(super) fn write<W: Write>(
     source: Source<'_>,
     out: W,
     path: &Path,
+    at_tree: &dyn Fn(),
     watch: &mut dyn FnMut(u64) -> bool,
-) -> Result<(W, ErofsEntry), PackError> {
+) -> Result<(W, ErofsEntry, Range<u64>), PackError> {
     let failed = |error| write_error(path, error);
     let mut writer = Writer::new(out).map_err(failed)?;
     let mut tree = Tree::new(source.uuid);
+    // What is published must be what was converted, and not what a disk has made of it.
+    let mut checked = Hasher::new();
     let mut buffer = vec![0; LARGEST as usize];
     let image = &source.image;
     let starts = store::file_starts(image, source.length, source.path)?;
@@ -201,17 +230,28 @@ fn write<W: Write>(
             .read_exact_at(bytes, cut.start)
             .map_err(|error| read_error(source.path, error))?;
         tree.update(bytes);
+        checked
+            .write(cut.start, bytes)
+            .map_err(|error| read_error(source.path, error))?;
         writer.chunk(bytes).map_err(failed)?;
         if !watch(cut.end) {
             return Err(PackError::Stopped);
         }
     }
+    let checksum = checked.finish();
+    if checksum != source.checksum {
+        return Err(PackError::from(store::Error::Damaged {
+            path: source.path.to_owned(),
+            problem: format!("its checksum is {checksum} instead of {}", source.checksum),
+        }));
+    }
+    at_tree();
     let (root, tree) = tree.finish();
     for part in tree.chunks(LARGEST as usize) {
         writer.chunk(part).map_err(failed)?;
     }
     let (out, written) = writer.finish().map_err(failed)?;
-    let Range { start, end } = written.index;
+    let Range { start, end } = written.index.clone();
     let root = hex(root);
     let mut annotations = source.annotations;
     annotations.extend([
@@ -234,10 +274,10 @@ fn write<W: Write>(
         uncompressed_size: written.uncompressed_size,
         annotations,
     };
-    Ok((out, entry))
+    Ok((out, entry, written.index))
 }
 
-fn read_error(path: &Path, source: std::io::Error) -> store::Error {
+pub(super) fn read_error(path: &Path, source: std::io::Error) -> store::Error {
     store::Error::Io {
         action: "read",
         path: PathBuf::from(path),

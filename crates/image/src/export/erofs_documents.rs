@@ -33,6 +33,22 @@ pub fn erofs_documents(
     config: &[u8],
     images: &[ErofsEntry],
 ) -> Result<ErofsDocuments, ManifestError> {
+    documents(
+        manifest,
+        config,
+        images,
+        Some("merged metadata of the layers"),
+    )
+}
+
+/// Returns the documents of the image with `config` whose layers, bottom first, are `images`. The history lacks the
+/// last one if that is `added`.
+pub(super) fn documents(
+    manifest: &[u8],
+    config: &[u8],
+    images: &[ErofsEntry],
+    added: Option<&str>,
+) -> Result<ErofsDocuments, ManifestError> {
     let malformed = |document| {
         move |error: json::Error| ManifestError::Malformed {
             document,
@@ -48,11 +64,11 @@ pub fn erofs_documents(
     );
     let features = [features(&config), vec![names::FEATURE.to_owned()]].concat();
     config.set_field("os.features", of(&json!(features))?);
-    if let Json::List(mut history) = config.field("history")
+    if let Some(added) = added
+        && let Json::List(mut history) = config.field("history")
         && !history.is_empty()
     {
-        // There is a layer more.
-        history.push(of(&json!({"created_by": "merged metadata of the layers"}))?);
+        history.push(of(&json!({"created_by": added}))?);
         config.set_field("history", Json::List(history));
     }
     let config = serde_json::to_vec(&config).map_err(malformed("config"))?;
@@ -86,13 +102,13 @@ pub fn erofs_documents(
 }
 
 /// Returns an index of an image's two manifests, the one of archives first: clients that know nothing of EROFS take the
-/// first for their platform.
+/// first for their platform. Without `archives` it has the other one alone.
 ///
 /// # Errors
 ///
 /// [`ManifestError::Malformed`]: `config` can't be read.
 pub fn erofs_index(
-    archives: &Descriptor,
+    archives: Option<&Descriptor>,
     images: &Descriptor,
     config: &[u8],
 ) -> Result<Vec<u8>, ManifestError> {
@@ -119,10 +135,13 @@ pub fn erofs_index(
         }
         json!({"mediaType": of.media_type, "digest": of.digest, "size": of.size, "platform": platform})
     };
+    let archives = archives.map(|archives| entry(archives, None));
+    let images = entry(images, Some(names::FEATURE));
+    let manifests: Vec<_> = archives.into_iter().chain([images]).collect();
     let index = json!({
         "schemaVersion": 2,
         "mediaType": INDEX_TYPE,
-        "manifests": [entry(archives, None), entry(images, Some(names::FEATURE))],
+        "manifests": manifests,
     });
     serde_json::to_vec(&index).map_err(malformed)
 }

@@ -9,6 +9,8 @@ mod erofs;
 mod erofs_documents;
 mod manifest;
 mod pack;
+mod remade;
+mod stack;
 
 pub use conversion::{Conversion, ConversionError, convert_image, device_id, fsmeta_id, transfers};
 pub use erofs::{ErofsEntry, PackedErofs, pack_device, pack_fsmeta};
@@ -19,6 +21,8 @@ pub use manifest::{config_descriptor, rewrite};
 pub use micabox_chunk::zstd_version;
 pub(crate) use pack::pack;
 pub use pack::{PackError, Packed, pack_layer};
+pub use remade::{RemadeErofs, RemadeReader, remade_device, remade_fsmeta};
+pub use stack::{PackedStack, pack_stack};
 
 use std::fmt;
 use std::str::FromStr;

@@ -4,6 +4,8 @@
 
 /// Media type of an image that is compressed as zstd frames.
 pub const MEDIA_TYPE: &str = "application/vnd.erofs+zstd";
+/// Media type of such an image in a stack for containerd 2.4, which knows no other.
+pub const STACK_TYPE: &str = "application/vnd.erofs.layer.v1+zstd";
 /// The feature of a platform (`os.features`) that images of EROFS layers ask for.
 pub const FEATURE: &str = "erofs";
 
@@ -30,6 +32,8 @@ pub const VERITY_ROOT: &str = "org.erofs.dmverity.root_digest";
 /// Bytes of a block of the dm-verity tree.
 pub const VERITY_BLOCK: &str = "org.erofs.dmverity.block_size";
 
+/// Beginning of annotations of our own.
+pub const OWN: &str = "org.micabox.";
 /// Of a device: digest of the uncompressed archive that it was made of.
 pub const ARCHIVE: &str = "org.micabox.archive";
 /// Of a device: where the image's metadata begins, in bytes. It ends with the image; before it are files' contents.

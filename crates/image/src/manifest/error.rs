@@ -88,6 +88,17 @@ pub enum ManifestError {
         /// The role, as its annotation has it.
         role: String,
     },
+    /// An EROFS image that has files of another one, or of which another one has files.
+    #[error(
+        "layer {blob} has the role `{role}` (org.erofs.role), which is taken only in images that mica has converted: \
+         make its filesystem of images that need no others, or pull its archives if there are any"
+    )]
+    ErofsRole {
+        /// The blob.
+        blob: Digest,
+        /// The role.
+        role: String,
+    },
     /// A layer with the media type of something else, as signatures have.
     #[error("layer {blob}: media type `{media_type}`: {problem}")]
     LayerType {
@@ -122,10 +133,17 @@ pub enum ManifestError {
     },
     /// The image came as EROFS images, and something was to be made of its archives.
     #[error(
-        "its layers came as EROFS images, and their archives are not here: if there are any, pull it for a platform \
-         without `(+erofs)`"
+        "its layers came as EROFS images, and their archives are not here: if its registry has them, \
+         `mica pull --platform {} IMAGE` brings them",
+        Platform::host()
     )]
     NoArchives,
+    /// Archives of an image that came as EROFS images were to be fetched, and there are none.
+    #[error(
+        "it came as EROFS images, and its registry has no archives beside them under this name: it can be run, but \
+         neither saved nor pushed"
+    )]
+    NotBeside,
     /// A layer whose blob alone exceeds the limit.
     #[error("layer {blob} is {size} bytes: more than limits.layer-size = {limit} allows")]
     LayerSize {

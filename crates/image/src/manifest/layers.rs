@@ -12,7 +12,7 @@ use micabox_oci::ImageConfiguration;
 
 use super::erofs::{
     ARCHIVE, CHECKSUM, CHUNK_INDEX, DEVICE, FORMAT, INDEX_DIGEST, INDEX_RANGE, INDEX_TYPE,
-    METADATA, ROLE, STACKED, UNCOMPRESSED, VERITY_OFFSET,
+    METADATA, ROLE, STACKED, UNCOMPRESSED, VERITY_BLOCK, VERITY_OFFSET, VERITY_ROOT,
 };
 use super::{Entry, Manifest, ManifestError, digest_of};
 use crate::convert::LayerKind;
@@ -52,6 +52,8 @@ pub struct LayerSource {
     pub urls: Vec<String>,
     /// Of an image that was converted elsewhere: digest of the layer's archive, as the manifest says.
     pub archive: Option<Digest>,
+    /// Root digest of the image's dm-verity tree, as the manifest of one that was converted elsewhere says.
+    pub verity_root: Option<Digest>,
     /// How to use it before all of its blob is here; none if the manifest doesn't say, or not in words of this version.
     pub parts: Option<Parts>,
 }
@@ -168,6 +170,7 @@ pub fn layers_of(
             entry.media_type.contains("nondistributable") || entry.media_type.contains(".foreign.");
         layers.push(LayerSource {
             parts: archive.and_then(|_| Parts::of(entry)),
+            verity_root: archive.and_then(|_| verity_root(entry)),
             archive,
             diff_id,
             urls: if foreign {
@@ -241,13 +244,20 @@ pub(crate) fn fsmeta_of(manifest: &Manifest) -> Result<Option<Digest>, ManifestE
     }
 }
 
+/// Reads the root digest of a device's dm-verity tree; `None` if there is none over blocks of the size of ours.
+fn verity_root(entry: &Entry) -> Option<Digest> {
+    let block = entry.annotation(VERITY_BLOCK)?.parse::<usize>().ok()?;
+    let root = entry.annotation(VERITY_ROOT)?.parse().ok()?;
+    (block == micabox_verity::BLOCK).then_some(root)
+}
+
 /// Refuses a layer that another reader of the manifest would not put on top of the ones before.
 fn check_role(entry: &Entry, blob: Digest) -> Result<(), ManifestError> {
     match entry.annotation(ROLE) {
         None | Some(STACKED) => Ok(()),
-        Some(name) => Err(ManifestError::Role {
+        Some(name) => Err(ManifestError::ErofsRole {
             blob,
-            role: format!("the role `{}` ({ROLE})", printable(name)),
+            role: printable(name),
         }),
     }
 }

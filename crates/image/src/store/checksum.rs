@@ -105,7 +105,7 @@ impl FromStr for Checksum {
 }
 
 /// Computes a checksum over whole blocks that come in order, except for the head.
-struct Hasher {
+pub(crate) struct Hasher {
     blocks: blake3::Hasher,
     runs: blake3::Hasher,
     /// The last run of blocks that aren't zeros, which may still grow: first block and end.
@@ -114,7 +114,7 @@ struct Hasher {
 }
 
 impl Hasher {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             blocks: blake3::Hasher::new(),
             runs: blake3::Hasher::new(),
@@ -124,7 +124,7 @@ impl Hasher {
     }
 
     /// Adds `bytes` at offset `at`. Skipped bytes are zeros.
-    fn write(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
         let head = (HEAD as u64).saturating_sub(at).min(bytes.len() as u64) as usize;
         let (head, rest) = bytes.split_at(head);
         if !head.is_empty() {
@@ -167,7 +167,7 @@ impl Hasher {
             .update(&(self.run.end - self.run.start).to_le_bytes());
     }
 
-    fn finish(mut self) -> Checksum {
+    pub(crate) fn finish(mut self) -> Checksum {
         self.end_run();
         let mut all = blake3::Hasher::new();
         all.update(self.blocks.finalize().as_bytes());

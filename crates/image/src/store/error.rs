@@ -94,7 +94,9 @@ pub enum Error {
     /// A layer whose archive can't be rebuilt.
     #[error(
         "layer {diff_id} came as an EROFS image, not as an archive: it can be run, but neither \
-         saved nor pushed; copy its image from where it came from"
+         saved nor pushed. If its registry has the archives as well, `mica pull --platform {} IMAGE` \
+         brings them; otherwise copy its image from where it came from",
+        crate::Platform::host()
     )]
     NoArchive {
         /// The layer.

@@ -1,103 +1,29 @@
 //! Checks everything in the store, and removes what is damaged.
 
+mod images;
+
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use micabox_erofs::{BLOCK_SIZE, Cached, Reader, check};
-use serde::Serialize;
 
 use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result};
-use super::image_record::{CONFIG, FIXUP, FSMETA, FileRecord, MANIFEST, VMDK};
-use super::images;
-use super::layers::{Layer, LayerRecord, RecipeRecord, padded_blocks};
-use super::layout::{IMAGE_FROM_VIEW, VIEWS};
-use super::packed::{LayerImage, is_damage};
-use super::prune::remove_directory;
-use super::reachability::{ImageEntry, LayerEntry, Reachability};
+use super::fsck_report::{Finding, FsckReport, Repair};
+use super::image_record::FileRecord;
+use super::layers::{LayerRecord, RecipeRecord, padded_blocks};
+use super::packed::{LayerImage, is_damage, read_list, unreadable};
+use super::reachability::{FileEntry, LayerEntry, Reachability};
 use super::scratch::Leftover;
-use super::trimmed::{VIEW, ViewRecord};
+use super::verity;
 use crate::identity;
 use micabox_oci::{Digest, HashingWriter};
 
 /// How many structural problems of one image are reported.
 const PROBLEMS_MAX: usize = 10;
-
-/// Result of [`Store::fsck`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct FsckReport {
-    /// Layers that were checked.
-    pub layers: usize,
-    /// Images that were checked.
-    pub images: usize,
-    /// Bytes that were hashed.
-    pub bytes: u64,
-    /// The problems.
-    pub findings: Vec<Finding>,
-    /// Leftovers of killed imports: harmless, invisible, and removed by a later command. Removed
-    /// here if a repair was requested.
-    pub leftovers: usize,
-    /// Files that don't belong to the store, relative to its root. They are left alone.
-    pub strangers: Vec<PathBuf>,
-}
-
-impl FsckReport {
-    /// Returns whether there are no problems, or all were repaired.
-    pub fn is_clean(&self) -> bool {
-        self.findings.iter().all(|finding| finding.repaired)
-    }
-}
-
-/// A problem.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// The file or directory, relative to the store's root.
-    pub path: PathBuf,
-    /// The problem.
-    pub problem: String,
-    /// How a repair fixes it.
-    pub repair: Repair,
-    /// Whether it was repaired.
-    pub repaired: bool,
-}
-
-/// How a problem is repaired. Nothing is ever modified in place: damaged files are removed, and
-/// the next pull or load replaces them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Repair {
-    /// Removes the layer; images that have it are removed, too.
-    RemoveLayer,
-    /// Removes the image, its names and its leases.
-    RemoveImage,
-    /// Removes the image of a layer whose packed form is sound.
-    RemoveFile,
-    /// Removes the packed form of a layer that is whole.
-    RemoveList,
-    /// Removes the trimmed view of an image.
-    RemoveView,
-    /// Removes the name.
-    RemoveName,
-    /// Removes the sandbox's lease of an image.
-    RemoveLease,
-}
-
-impl std::fmt::Display for Repair {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::RemoveLayer => "remove the layer, so that the next pull or load brings it again",
-            Self::RemoveImage => "remove the image and its names, so that it can be pulled again",
-            Self::RemoveFile => "remove this form of the layer: the packed one is sound",
-            Self::RemoveList => "remove the packed form; the layer stays",
-            Self::RemoveView => "remove the trimmed view, which the next start makes again",
-            Self::RemoveName => "remove the name",
-            Self::RemoveLease => "remove the sandbox's hold on its image",
-        })
-    }
-}
 
 /// Options of a check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -142,6 +68,7 @@ impl Store {
             archives: options.archives,
             report: FsckReport::default(),
             sound_layers: BTreeSet::new(),
+            unsealed: Vec::new(),
         };
         fsck.check(&reachability)?;
         Ok(fsck.report)
@@ -154,6 +81,8 @@ struct Fsck<'a> {
     archives: bool,
     report: FsckReport,
     sound_layers: BTreeSet<Digest>,
+    /// Sound files that were published with fs-verity and have none.
+    unsealed: Vec<PathBuf>,
 }
 
 impl Fsck<'_> {
@@ -169,6 +98,10 @@ impl Fsck<'_> {
         for (digest, image) in &reachability.images {
             self.image(digest, image)?;
         }
+        for file in reachability.files.values() {
+            self.file(file)?;
+        }
+        self.unsealed();
         for dangling in &reachability.dangling_tags {
             let problem = match &dangling.tag {
                 Ok((reference, digest)) => {
@@ -255,6 +188,45 @@ impl Fsck<'_> {
                 .files()
                 .try_for_each(|file| durable::remove_file(file))
         })
+    }
+
+    /// Checks the packed form of a sandbox's file.
+    fn file(&mut self, file: &FileEntry) -> Result<()> {
+        let path = &file.list;
+        let list = match read_list(path) {
+            // It was removed, or unpacked, meanwhile.
+            Ok(None) => return Ok(()),
+            Ok(Some(list)) => Ok(list),
+            Err(error @ Error::Damaged { .. }) => Err(error.to_string()),
+            Err(error) => return Err(error),
+        };
+        let problem = match list {
+            Ok(list) => {
+                self.report.files += usize::from(!file.is_whole);
+                self.report.bytes += list.size();
+                let found = self.store.check_file(&list);
+                found.map_err(|error| unreadable(error, path))?
+            }
+            Err(problem) => Err(problem),
+        };
+        match problem {
+            Ok(()) => Ok(()),
+            Err(problem) if file.is_whole => {
+                self.finding(path, problem, Repair::RemoveList, |_| {
+                    durable::remove_file(path)
+                })
+            }
+            Err(problem) => {
+                let repaired = false;
+                self.report.findings.push(Finding {
+                    path: self.relative(path),
+                    problem,
+                    repair: Repair::Keep,
+                    repaired,
+                });
+                Ok(())
+            }
+        }
     }
 
     /// Returns whether all of a layer but its image is sound, and the image can be made of its chunks.
@@ -393,8 +365,46 @@ impl Fsck<'_> {
         if size != expected {
             return Err(format!("it has {size} bytes instead of {expected}"));
         }
+        if let Some(digest) = verity::digest(&file) {
+            self.report.sealed += 1;
+            if let Some(expected) = record.verity.filter(|expected| *expected != digest) {
+                return Err(format!(
+                    "its fs-verity digest is {digest} instead of {expected}"
+                ));
+            }
+        }
+        let is_unsealed = record.verity.is_some() && verity::digest(&file).is_none();
         let found = self.bytes(&LayerImage::Whole(file), record, uuid);
-        found.context("read", path).map_err(as_text)?
+        found.context("read", path).map_err(as_text)??;
+        if is_unsealed {
+            self.unsealed.push(path.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Reports files that have lost their fs-verity, where it is on and the filesystem has it. Their bytes are those that
+    /// were published, and can get it again.
+    fn unsealed(&mut self) {
+        let unsealed = std::mem::take(&mut self.unsealed);
+        if unsealed.is_empty() || !self.store.seals() {
+            return;
+        }
+        for path in unsealed {
+            // A repair may have removed what it belongs to.
+            if !path.exists() {
+                continue;
+            }
+            let problem =
+                "it was published with fs-verity and has none, as files that were restored from a \
+                           backup: the kernel does not check it"
+                    .to_owned();
+            self.report.findings.push(Finding {
+                repaired: self.repair && self.store.sealed(&path).is_some(),
+                path: self.relative(&path),
+                problem,
+                repair: Repair::Seal,
+            });
+        }
     }
 
     /// Checks the bytes and the structure of a filesystem image.
@@ -412,93 +422,6 @@ impl Fsck<'_> {
             return Ok(Err(problem));
         }
         Ok(structure(&Cached::new(image)?, uuid))
-    }
-
-    fn image(&mut self, digest: &Digest, image: &ImageEntry) -> Result<()> {
-        self.report.images += 1;
-        let problem = match self.image_problem(digest, image) {
-            Ok(layers) => return self.views(image, &layers),
-            Err(problem) => problem,
-        };
-        self.finding(&image.path, problem, Repair::RemoveImage, |store| {
-            image
-                .references
-                .iter()
-                .try_for_each(|name| store.untag(name).map(drop))?;
-            for sandbox in &image.sandboxes {
-                durable::remove_file(&store.lease_path(sandbox)?)?;
-            }
-            remove_directory(store, &image.path)
-        })
-    }
-
-    /// Checks an image's trimmed views.
-    fn views(&mut self, image: &ImageEntry, layers: &[Layer]) -> Result<()> {
-        let directory = image.path.join(VIEWS);
-        for name in durable::list(&directory)? {
-            let path = directory.join(&name);
-            if let Err(problem) = self.view_problem(&name, &path, layers) {
-                self.finding(&path, problem, Repair::RemoveView, |store| {
-                    remove_directory(store, &path)
-                })?;
-            }
-        }
-        Ok(())
-    }
-
-    fn view_problem(&mut self, name: &str, path: &Path, layers: &[Layer]) -> Found {
-        let record: ViewRecord = durable::read_json(&path.join(VIEW))
-            .map_err(|error| error.to_string())?
-            .ok_or("its record is missing")?;
-        check_format(record.format)?;
-        if record.trim.digest().hex() != name {
-            return Err("its record is of another view".to_owned());
-        }
-        let diff_ids = layers.iter().map(Layer::identity);
-        let uuid = identity::trimmed_uuid(diff_ids, &record.trim);
-        self.image_file(&path.join(FSMETA), &record.fsmeta, uuid)
-            .map_err(|problem| format!("{FSMETA}: {problem}"))?;
-        check_vmdk(path, &record.fsmeta, layers, Path::new(IMAGE_FROM_VIEW))
-    }
-
-    /// Checks an image. Returns its layers.
-    fn image_problem(
-        &mut self,
-        digest: &Digest,
-        image: &ImageEntry,
-    ) -> std::result::Result<Vec<Layer>, String> {
-        let record = image.record.as_ref().map_err(ToString::to_string)?;
-        check_format(record.format)?;
-        if record.manifest != *digest {
-            return Err(format!("its record is of image {}", record.manifest));
-        }
-        for (name, expected) in [(MANIFEST, record.manifest), (CONFIG, record.config)] {
-            let bytes = fs::read(image.path.join(name)).map_err(|e| format!("{name}: {e}"))?;
-            if Digest::of(&bytes) != expected {
-                return Err(format!("{name} is not {expected}"));
-            }
-        }
-        let layers = self.store.usable_layers(record)?;
-        if let Some(layer) = layers
-            .iter()
-            .find(|l| !self.sound_layers.contains(&l.diff_id))
-        {
-            return Err(format!("its layer {} is bad", layer.diff_id));
-        }
-        let diff_ids = || layers.iter().map(Layer::identity);
-        let fsmeta = image.path.join(FSMETA);
-        self.image_file(&fsmeta, &record.fsmeta, identity::fsmeta_uuid(diff_ids()))
-            .map_err(|problem| format!("{FSMETA}: {problem}"))?;
-        if let Some(fixup) = &record.fixup {
-            self.image_file(
-                &image.path.join(FIXUP),
-                fixup,
-                identity::fixup_uuid(diff_ids()),
-            )
-            .map_err(|problem| format!("{FIXUP}: {problem}"))?;
-        }
-        check_vmdk(&image.path, &record.fsmeta, &layers, Path::new(""))?;
-        Ok(layers)
     }
 
     /// Records a problem, and repairs it if that was requested.
@@ -531,16 +454,6 @@ impl Fsck<'_> {
 
 /// `Ok`, or the problem.
 type Found = std::result::Result<(), String>;
-
-/// Checks the disk's descriptor in a directory from which `image` leads to the image's.
-fn check_vmdk(directory: &Path, fsmeta: &FileRecord, layers: &[Layer], image: &Path) -> Found {
-    let vmdk = images::descriptor(fsmeta, layers, image).map_err(|e| e.to_string())?;
-    match fs::read(directory.join(VMDK)) {
-        Ok(bytes) if bytes == vmdk.as_bytes() => Ok(()),
-        Ok(_) => Err(format!("{VMDK} describes something else")),
-        Err(error) => Err(format!("{VMDK}: {error}")),
-    }
-}
 
 fn check_format(format: u32) -> Found {
     if format == identity::FORMAT {

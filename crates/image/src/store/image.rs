@@ -6,7 +6,7 @@ use micabox_oci::ImageConfiguration;
 
 use super::Store;
 use super::layers::Layer;
-use crate::Trim;
+use crate::{Trim, identity};
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 
@@ -38,6 +38,19 @@ pub struct Image {
     pub vmdk: PathBuf,
     /// What `fsmeta` lacks: empty, except in a [trimmed](Store::trimmed) image, which can't be stacked.
     pub trim: Trim,
+}
+
+impl Image {
+    /// Returns the UUID of its merged metadata.
+    #[must_use]
+    pub fn fsmeta_uuid(&self) -> [u8; 16] {
+        let layers = self.layers.iter().map(Layer::identity);
+        if self.trim.is_empty() {
+            identity::fsmeta_uuid(layers)
+        } else {
+            identity::trimmed_uuid(layers, &self.trim)
+        }
+    }
 }
 
 /// A small image for the top of a stack: it has the entries that depend on several layers, which

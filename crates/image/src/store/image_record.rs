@@ -46,6 +46,9 @@ pub(crate) struct FileRecord {
     /// Length in blocks without padding.
     pub blocks: u64,
     pub checksum: Checksum,
+    /// Its digest of fs-verity, if it was published with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verity: Option<Digest>,
 }
 
 impl From<&LayerRecord> for FileRecord {
@@ -53,6 +56,7 @@ impl From<&LayerRecord> for FileRecord {
         Self {
             blocks: record.blocks,
             checksum: record.checksum,
+            verity: record.verity,
         }
     }
 }

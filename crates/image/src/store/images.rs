@@ -26,6 +26,7 @@ use super::{ImageName, Store};
 use crate::Limits;
 use crate::Platform;
 use crate::Trim;
+use crate::convert::LayerKind;
 use crate::identity;
 use crate::manifest::{self, Document, LayerSource};
 use micabox_oci::Digest;
@@ -186,10 +187,15 @@ impl Store {
     ///
     /// [`Error::NoImage`], and errors of the disk.
     pub fn fsmeta_size(&self, image: &Digest) -> Result<u64> {
+        Ok(self.fsmeta_record(image)?.blocks * BLOCK_SIZE)
+    }
+
+    /// Returns the record of an image's merged metadata.
+    pub(crate) fn fsmeta_record(&self, image: &Digest) -> Result<FileRecord> {
         let record = self.image_record(image)?.ok_or_else(|| Error::NoImage {
             name: image.to_string(),
         })?;
-        Ok(record.fsmeta.blocks * BLOCK_SIZE)
+        Ok(record.fsmeta)
     }
 
     /// Publishes an image of layers in the store, and gives it names.
@@ -241,12 +247,19 @@ impl Store {
             .map_err(|e| invalid("the image's manifest", e))?;
         let mut layers = Vec::new();
         for LayerSource {
-            diff_id, archive, ..
+            diff_id,
+            archive,
+            blob,
+            ..
         } in sources
         {
             let layer = self.layer(&diff_id)?;
-            // One that was converted elsewhere is no other tool's, or another archive's.
-            let layer = layer.filter(|layer| layer.record.archive == archive);
+            // One that was converted elsewhere is not another archive's, but as good as a copy of its tree.
+            let is_erofs = LayerKind::of(Some(&blob.media_type)) == Ok(LayerKind::Erofs);
+            let layer = layer.filter(|Layer { record, .. }| {
+                let is_copy = is_erofs && archive.is_none() && record.recipe.is_none();
+                record.archive == archive || is_copy
+            });
             layers.push(layer.ok_or(Error::NoLayer { diff_id })?);
         }
 
@@ -392,7 +405,7 @@ pub(super) fn descriptor(fsmeta: &FileRecord, layers: &[Layer], image: &Path) ->
 }
 
 /// Returns the layers of an image, and the digest of its merged metadata if the manifest says, after checking that the config is the manifest's.
-fn sources(
+pub(super) fn sources(
     manifest: &[u8],
     actual: &Digest,
     config: &ImageConfiguration,

@@ -48,6 +48,9 @@ pub struct LayerRecord {
     /// The file from which the archive can be rebuilt; `None` for a layer that was an EROFS image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<RecipeRecord>,
+    /// The image's digest of fs-verity, if it was published with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verity: Option<Digest>,
 }
 
 /// The file beside a layer from which its archive can be rebuilt.
@@ -72,11 +75,12 @@ impl LayerRecord {
     /// Returns whether two conversions have the same result. Recipes may differ in compression, by
     /// zstd's version.
     fn is_of_same_layer(&self, other: &Self) -> bool {
-        let with = |recipe: &Option<RecipeRecord>| Self {
-            recipe: recipe.clone(),
+        let with = |other: &Self| Self {
+            recipe: other.recipe.clone(),
+            verity: other.verity,
             ..self.clone()
         };
-        with(&other.recipe) == *other && self.recipe.is_some() == other.recipe.is_some()
+        with(other) == *other && self.recipe.is_some() == other.recipe.is_some()
     }
 
     /// Returns one sentence for the user about the conversion, if there is something to know.
@@ -291,7 +295,7 @@ impl LayerClaim {
         file: File,
         recipe: Option<File>,
         blob: Option<Digest>,
-        record: LayerRecord,
+        mut record: LayerRecord,
     ) -> Result<Layer> {
         let layout = &self.store.layout;
         if let Some(present) = &self.present {
@@ -305,6 +309,8 @@ impl LayerClaim {
             return Ok(present.clone());
         }
         pad_and_sync(&file, record.padded_blocks(), &scratch)?;
+        drop(file);
+        record.verity = self.store.sealed(&scratch.path(IMAGE));
         durable::write_json(&scratch, RECORD, &record)?;
         // One that is there is of an image that can't be used any more.
         durable::remove_file(&layout.list(&self.diff_id))?;

@@ -117,6 +117,11 @@ impl Layout {
         self.root.join("sandboxes")
     }
 
+    /// Returns the directory of volumes, which `crates/disks` makes: packs may have chunks of theirs.
+    pub fn volumes(&self) -> PathBuf {
+        self.root.join("volumes")
+    }
+
     pub fn tmp(&self) -> PathBuf {
         self.root.join("tmp")
     }

@@ -38,11 +38,11 @@ pub(super) fn make(
 ) -> Result<Made> {
     let merge = merge(store, image, layers)?;
     let diff_ids = || layers.iter().map(Layer::identity);
-    let fsmeta = write(scratch, image, FSMETA, |out| {
+    let fsmeta = write(store, scratch, image, FSMETA, |out| {
         merge.write_fsmeta(out, identity::fsmeta_uuid(diff_ids()))
     })?;
     let fixup = if merge.needs_fixup() {
-        Some(write(scratch, image, FIXUP, |out| {
+        Some(write(store, scratch, image, FIXUP, |out| {
             merge.write_fixup(out, identity::fixup_uuid(diff_ids()))
         })?)
     } else {
@@ -67,13 +67,14 @@ pub(super) fn make_trimmed(
     let mut merge = merge(store, image, layers)?;
     let hidden = hide(merge.tree_mut(), trim);
     let diff_ids = layers.iter().map(Layer::identity);
-    let fsmeta = write(scratch, image, FSMETA, |out| {
+    let fsmeta = write(store, scratch, image, FSMETA, |out| {
         merge.write_fsmeta(out, identity::trimmed_uuid(diff_ids, trim))
     })?;
     Ok((fsmeta, hidden))
 }
 
-fn merge(store: &Store, image: &Digest, layers: &[Layer]) -> Result<Merge> {
+/// Merges `layers`, the lowest first, in memory.
+pub(super) fn merge(store: &Store, image: &Digest, layers: &[Layer]) -> Result<Merge> {
     let mut sources = Vec::new();
     for layer in layers {
         let source = Cached::new(store.open_metadata(layer)?).context("read", &layer.path)?;
@@ -94,6 +95,7 @@ fn merge(store: &Store, image: &Digest, layers: &[Layer]) -> Result<Merge> {
 
 /// Writes and syncs one file.
 fn write(
+    store: &Store,
     scratch: &Scratch,
     image: &Digest,
     name: &str,
@@ -110,9 +112,11 @@ fn write(
     })?;
     let (file, checksum) = out.finish().context(ACTION, scratch.directory())?;
     pad_and_sync(&file, written.padded_blocks.into(), scratch)?;
+    drop(file);
     Ok(FileRecord {
         blocks: written.blocks.into(),
         checksum,
+        verity: store.sealed(&scratch.path(name)),
     })
 }
 

@@ -5,7 +5,7 @@
 //! layers/sha256/<xx>/<diff ID>.erofs   a layer (containerd's layer_content_caches layout)
 //! layers/sha256/<xx>/<diff ID>.recipe  from which its archive is rebuilt
 //! layers/sha256/<xx>/<diff ID>.chunks  in place of the image of a packed layer: its chunks
-//! packs/sha256/<xx>/<pack>.pack        chunks of packed layers
+//! packs/sha256/<xx>/<pack>.pack        chunks of packed layers and files
 //! layers/sha256/<xx>/<diff ID>.lazy    of a layer of which only a part is here, with .blob and .metadata
 //! layers/sha256/<xx>/<diff ID>.json    its metadata; a layer without it doesn't exist
 //! blobs/sha256/<xx>/<blob>.json        the layer that a blob contains
@@ -13,8 +13,12 @@
 //!                                      fixup.erofs, disk.vmdk
 //! images/sha256/<manifest>/order.json  the order in which a start read its layers, if they were not here
 //! images/sha256/<manifest>/trimmed/<list>/   a view: view.json, fsmeta.erofs, disk.vmdk
+//! images/sha256/<manifest>/disk.verity   the hash tree of its disk, once a guest has checked what it reads, and
+//!                                        disk.verity.json; a view has its own
 //! refs/<reference>                     the image that a name refers to
 //! sandboxes/<id>/lease.json            the image that a sandbox uses
+//! sandboxes/<id>/<file>.chunks         in place of a snapshot's disk or memory that is packed: its chunks
+//! volumes/<name>/<file>.chunks         in place of a volume's disk that is packed
 //! locks/, tmp/                         unfinished files; starts of blobs (<blob>.blob)
 //! ```
 //!
@@ -22,10 +26,14 @@
 //! place, and the directory is synced. Images and layers never change afterwards.
 
 mod checksum;
+mod chunked;
+mod disk_tree;
 mod durable;
 mod error;
 mod file_starts;
+mod files;
 mod fsck;
+mod fsck_report;
 mod image;
 mod image_record;
 mod images;
@@ -46,14 +54,22 @@ mod prune;
 mod reachability;
 mod references;
 mod scratch;
+mod share;
+mod stacked;
 mod trimmed;
 mod usage;
+mod verity;
 pub mod vmdk;
 mod writeback;
 
 pub use checksum::Checksum;
+pub use disk_tree::DiskTree;
 pub use error::{Error, Result};
-pub use fsck::{Finding, FsckOptions, FsckReport, Repair};
+pub use files::{
+    FilePacked, PackedFile, PackedSize, Packing, is_packed_file, list_of, packed_size,
+};
+pub use fsck::FsckOptions;
+pub use fsck_report::{Finding, FsckReport, Repair};
 pub use image::{Fixup, Image};
 pub use images::ImageSummary;
 pub use layer_archive::LayerArchive;
@@ -70,12 +86,13 @@ pub use references::Origin;
 pub use trimmed::View;
 pub use usage::{ImageUsage, Usage};
 
-pub(crate) use checksum::ChecksummedFile;
+pub(crate) use checksum::{ChecksummedFile, Hasher};
 pub(crate) use error::Context;
 pub(crate) use file_starts::file_starts;
 pub(crate) use layers::RECIPE;
 
 pub(crate) use scratch::Scratch;
+pub(crate) use stacked::{Whole, stacked};
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -98,6 +115,8 @@ pub struct Store {
     layout: Layout,
     /// The former mode of its root, if other users had access to it before it was opened.
     tightened: Option<u32>,
+    /// Whether files get fs-verity where the filesystem has it.
+    verity: bool,
 }
 
 impl Store {
@@ -116,7 +135,11 @@ impl Store {
         for directory in layout::DIRECTORIES {
             durable::create_directories(&layout.root.join(directory))?;
         }
-        let store = Self { layout, tightened };
+        let store = Self {
+            layout,
+            tightened,
+            verity: true,
+        };
         for leftover in Leftover::find(&store.layout.tmp()) {
             // A leftover that can't be removed is harmless.
             let _ = leftover.remove();

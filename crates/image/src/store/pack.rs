@@ -2,38 +2,25 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, BufWriter, Read};
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::time::Duration;
 
-use micabox_erofs::BLOCK_SIZE;
 use micabox_ground::locked::Mode;
-use micabox_pack::{Cut, Known, List, Packed, Packer};
-use rustix::fs::SeekFrom as Find;
+use micabox_pack::Known;
 use serde::Serialize;
 
 use super::Store;
 use super::checksum::Checksum;
+use super::chunked::{Chunked, Source};
 use super::durable;
 use super::error::{Context, Result};
 use super::file_starts::file_starts;
 use super::last_use::is_unused_for;
 use super::layers::Layer;
 use super::lock::Lock;
-use super::packed::{LayerImage, is_damage, open_pack, transfers};
+use super::packed::{LayerImage, read_list, transfers};
 use super::reachability::{Reachability, disk_usage};
-use super::scratch::Scratch;
 use micabox_oci::Digest;
 use micabox_oci::progress::{Event, LayerState, Phase, Progress};
-
-/// Bytes that packing a layer saves at least, beside an eighth of its space: less is not worth what reading it costs its next start.
-const LEAST: u64 = 64 << 10;
-
-const PACK: &str = "pack";
-const LIST: &str = "list";
-const BUFFER: usize = 1 << 20;
 
 /// Bytes of images that were packed after which they are removed.
 const BATCH: u64 = 256 << 20;
@@ -83,16 +70,6 @@ enum Outcome {
     Gone,
 }
 
-/// What became of a layer's chunks.
-enum Chunks {
-    /// They are in packs, and the layer has this list. New files take so many bytes on disk.
-    Written(List, u64),
-    /// They would take too much space.
-    TooMany,
-    /// They don't make the layer's image: one that was in a pack already is damaged.
-    Others,
-}
-
 impl Store {
     /// Packs layers: their images become lists of chunks, which they share with each other, and which are compressed.
     /// An image is removed once its chunks were read back, and while no other process uses the store.
@@ -109,14 +86,8 @@ impl Store {
         progress: &dyn Progress,
     ) -> Result<PackReport> {
         let mut report = PackReport::default();
-        // Before the store's lock, for which who has this one waits. No pack is removed meanwhile.
-        let lock = self.layout.pack_lock();
-        let _lock = match patience {
-            Patience::Wait => Lock::wait(&lock, Mode::Exclusive)?,
-            Patience::Leave => match Lock::try_take(&lock, Mode::Exclusive)? {
-                Some(lock) => lock,
-                None => return Ok(report),
-            },
+        let Some(_lock) = self.lock_of_packing(patience)? else {
+            return Ok(report);
         };
         let (layers, mut known) = self.layers_to_pack(choice, &mut report)?;
         progress.event(Event::Phase(Phase::Layers));
@@ -166,6 +137,31 @@ impl Store {
         packed.map(|()| report)
     }
 
+    /// Takes the lock of packing, while which no pack is removed; `None` if another process packs, and this one does not
+    /// wait. It comes before the store's lock, for which who has this one waits.
+    pub(super) fn lock_of_packing(&self, patience: Patience) -> Result<Option<Lock>> {
+        let path = self.layout.pack_lock();
+        match patience {
+            Patience::Wait => Lock::wait(&path, Mode::Exclusive).map(Some),
+            Patience::Leave => Lock::try_take(&path, Mode::Exclusive),
+        }
+    }
+
+    /// Returns all chunks that are in packs. What a list has that can't be read, or whose packs are not there, is packed
+    /// once more.
+    pub(super) fn known(&self, reachability: &Reachability) -> Known {
+        let layers = reachability.layers.keys().map(|layer| self.list(layer));
+        let files = reachability.files.values();
+        let files = files.map(|file| read_list(&file.list));
+        let mut known = Known::default();
+        for list in layers.chain(files).flatten().flatten() {
+            if self.has_packs(&list) {
+                known.add(&list);
+            }
+        }
+        known
+    }
+
     /// Returns the layers that are to be packed, and all chunks that are in packs.
     fn layers_to_pack(
         &self,
@@ -174,15 +170,7 @@ impl Store {
     ) -> Result<(Vec<Layer>, Known)> {
         let _shared = self.shared()?;
         let reachability = Reachability::take(self)?;
-        let mut known = Known::default();
-        for diff_id in reachability.layers.keys() {
-            // What a list has that can't be read, or whose packs are not there, is packed once more.
-            if let Ok(Some(list)) = self.list(diff_id)
-                && self.has_packs(&list)
-            {
-                known.add(&list);
-            }
-        }
+        let known = self.known(&reachability);
         let used = used(&reachability);
         let mut layers = Vec::new();
         for diff_id in &chosen(&reachability, choice) {
@@ -223,16 +211,16 @@ impl Store {
             return Ok(Outcome::Damaged);
         }
         let mut written = self.write_chunks(layer, &image, known, watch)?;
-        if matches!(written, Chunks::Others) {
+        if matches!(written, Chunked::Others) {
             written = self.write_chunks(layer, &image, &Known::default(), watch)?;
         }
         match written {
-            Chunks::Written(list, added) => {
-                known.add(&list);
-                Ok(Outcome::Packed(added))
+            Chunked::Written(written) => {
+                known.add(&written.list);
+                Ok(Outcome::Packed(written.added))
             }
-            Chunks::TooMany => Ok(Outcome::Incompressible),
-            Chunks::Others => Ok(Outcome::Damaged),
+            Chunked::TooMany => Ok(Outcome::Incompressible),
+            Chunked::Others => Ok(Outcome::Damaged),
         }
     }
 
@@ -243,40 +231,20 @@ impl Store {
         image: &File,
         known: &Known,
         watch: &mut dyn FnMut(u64),
-    ) -> Result<Chunks> {
-        let scratch = Scratch::new(&self.layout.tmp())?;
-        let path = scratch.path(PACK);
-        let out = BufWriter::with_capacity(BUFFER, scratch.create(PACK)?);
-        let packer = Packer::new(out, known).context("write", &path)?;
-        let Packed { list, pack, out } = write(layer, image, packer, &path, watch)?;
-        let on_disk = |bytes: u64| bytes.next_multiple_of(BLOCK_SIZE);
-        let bytes = list.to_bytes();
-        let added = pack.map_or(0, |pack| on_disk(pack.size)) + on_disk(bytes.len() as u64);
-        let before = disk_usage(&layer.path)?;
-        if before < added + LEAST.max(before / 8) {
-            return Ok(Chunks::TooMany);
-        }
-        let out = out.into_inner().map_err(io::Error::from);
-        out.and_then(|out| out.sync_all()).context("sync", &path)?;
-        let open = |digest: &Digest| {
-            let is_new = pack.is_some_and(|pack| pack.digest == *digest);
-            let place = self.layout.pack(digest);
-            open_pack(if is_new { &path } else { &place })
+    ) -> Result<Chunked> {
+        let starts = file_starts(image, layer.image_size(), &layer.path)?;
+        let source = Source {
+            file: image,
+            path: &layer.path,
+            length: layer.image_size(),
+            starts: &starts,
         };
-        let packed = match micabox_pack::Image::new(list.clone(), open) {
-            Ok(image) => LayerImage::Packed(Box::new(image)),
-            Err(error) if is_damage(&error) => return Ok(Chunks::Others),
-            Err(error) => return Err(self.chunk_error(&layer.diff_id, error)),
-        };
-        if !self.is_of(&packed, &layer.record)? {
-            return Ok(Chunks::Others);
+        let is_sound = &|packed: &LayerImage| self.is_of(packed, &layer.record);
+        let chunked = self.write_packs(&source, known, watch, is_sound)?;
+        if let Chunked::Written(written) = &chunked {
+            durable::publish(&written.list_path(), &self.layout.list(&layer.diff_id))?;
         }
-        if let Some(pack) = pack {
-            durable::publish(&path, &self.layout.pack(&pack.digest))?;
-        }
-        durable::write(&scratch, LIST, &bytes)?;
-        durable::publish(&scratch.path(LIST), &self.layout.list(&layer.diff_id))?;
-        Ok(Chunks::Written(list, added))
+        Ok(chunked)
     }
 
     /// Removes the images of layers that have a list, but for those that have a lease by now. Those that it could not
@@ -333,7 +301,7 @@ fn chosen(reachability: &Reachability, choice: &PackChoice) -> BTreeSet<Digest> 
 }
 
 /// Returns the layers of images that sandboxes use. With a lease that can't be read, all are.
-fn used(reachability: &Reachability) -> BTreeSet<Digest> {
+pub(super) fn used(reachability: &Reachability) -> BTreeSet<Digest> {
     let is_used =
         |sandboxes: &[String]| !sandboxes.is_empty() || !reachability.unreadable_leases.is_empty();
     let images = reachability.images.values();
@@ -341,95 +309,4 @@ fn used(reachability: &Reachability) -> BTreeSet<Digest> {
         .filter(|image| is_used(&image.sandboxes))
         .flat_map(super::reachability::ImageEntry::layers)
         .collect()
-}
-
-/// Writes a layer's chunks.
-fn write<'a>(
-    layer: &Layer,
-    image: &File,
-    mut packer: Packer<'a, BufWriter<File>>,
-    path: &Path,
-    watch: &mut dyn FnMut(u64),
-) -> Result<Packed<BufWriter<File>>> {
-    let length = layer.image_size();
-    let starts = file_starts(image, length, &layer.path)?;
-    for (range, is_hole) in extents(image, length).context("read", &layer.path)? {
-        if is_hole {
-            packer.zeros(range.end - range.start);
-            continue;
-        }
-        for part in split(range, &starts) {
-            let mut cut = Cut::new(Part {
-                image,
-                at: part.start,
-                end: part.end,
-            });
-            let mut at = part.start;
-            while let Some(chunk) = cut.next_chunk().context("read", &layer.path)? {
-                at += chunk.len() as u64;
-                packer.chunk(chunk).context("write", path)?;
-                watch(at);
-            }
-        }
-    }
-    packer.finish().context("write", path)
-}
-
-/// A part of a file.
-struct Part<'a> {
-    image: &'a File,
-    at: u64,
-    end: u64,
-}
-
-impl Read for Part<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let most = (self.end - self.at).min(buffer.len() as u64) as usize;
-        let count = self
-            .image
-            .read_at(buffer.get_mut(..most).unwrap_or_default(), self.at)?;
-        if count == 0 && most > 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        self.at += count as u64;
-        Ok(count)
-    }
-}
-
-/// Returns the parts of a range between which files begin.
-fn split(range: Range<u64>, starts: &[u64]) -> impl Iterator<Item = Range<u64>> {
-    let from = starts.partition_point(|start| *start <= range.start);
-    let to = starts.partition_point(|start| *start < range.end);
-    let inner = starts.get(from..to).unwrap_or_default().iter().copied();
-    let ends = inner.chain([range.end]);
-    ends.scan(range.start, |start, end| {
-        let part = *start..end;
-        *start = end;
-        Some(part)
-    })
-}
-
-/// Returns which parts of a file are data, and which are holes (with true), from its start to `length`.
-fn extents(file: &File, length: u64) -> io::Result<Vec<(Range<u64>, bool)>> {
-    let mut extents = Vec::new();
-    let mut at = 0;
-    while at < length {
-        let data = super::checksum::next_data(file, at)?.min(length);
-        if data > at {
-            extents.push((at..data, true));
-        }
-        let end = match rustix::fs::seek(file, Find::Hole(data)) {
-            Ok(end) => end.clamp(data, length),
-            // Not every filesystem supports holes.
-            Err(_) => length,
-        };
-        if end > data {
-            extents.push((data..end, false));
-        }
-        at = end.max(data);
-        if data == end && data < length {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-    }
-    Ok(extents)
 }

@@ -14,7 +14,7 @@ use micabox_ground::locked::Mode;
 use micabox_pack::{Cache, List};
 
 use super::Store;
-use super::checksum::Checksum;
+use super::checksum::{Checksum, next_data};
 use super::durable;
 use super::error::{Context, Error, Result, explain};
 use super::image::Image;
@@ -48,9 +48,14 @@ impl LayerImage {
 
     /// Computes the checksum of its first `length` bytes.
     pub(super) fn checksum(&self, length: u64) -> io::Result<Checksum> {
+        Checksum::of(self, length, |at| self.next_data(at))
+    }
+
+    /// Returns the offset of the next byte that isn't in a hole, from `at` on.
+    pub(super) fn next_data(&self, at: u64) -> io::Result<u64> {
         match self {
-            Self::Whole(file) => Checksum::of_file(file, length),
-            Self::Packed(image) => Checksum::of(self, length, |at| Ok(image.next_data(at))),
+            Self::Whole(file) => next_data(file, at),
+            Self::Packed(image) => Ok(image.next_data(at)),
         }
     }
 }
@@ -150,16 +155,11 @@ impl Store {
         let LayerImage::Packed(image) = self.packed_image(list).map_err(unreadable)? else {
             return Ok(());
         };
-        let mut at = 0;
-        for (number, chunk) in image.list().chunks().iter().enumerate() {
-            let written = image.with_chunk(number, |bytes| file.write_all_at(bytes, at));
-            if let Some(written) = written.map_err(unreadable)? {
-                written.context("write the image in", scratch.directory())?;
-            }
-            at += u64::from(chunk.length);
-            watch(at);
-        }
+        write_out(&image, &file, scratch.directory(), watch)?.map_err(unreadable)?;
         pad_and_sync(&file, layer.blocks, &scratch)?;
+        drop(file);
+        // As when it was published first. Its record may have the digest, which is that of the same bytes.
+        self.sealed(&scratch.path(IMAGE));
         durable::publish(&scratch.path(IMAGE), &layer.path)
     }
 
@@ -183,27 +183,12 @@ impl Store {
 
     /// Returns the store's error for one of reading a packed layer's chunks.
     pub(super) fn chunk_error(&self, diff_id: &Digest, error: io::Error) -> Error {
-        let path = self.layout.list(diff_id);
-        if is_damage(&error) {
-            return Error::Damaged {
-                path,
-                problem: error.to_string(),
-            };
-        }
-        explain(error, "read the chunks of", &path)
+        unreadable(error, &self.layout.list(diff_id))
     }
 
     /// Returns what a packed layer is made of; `None` if it has no list.
     pub(super) fn list(&self, diff_id: &Digest) -> Result<Option<List>> {
-        let path = self.layout.list(diff_id);
-        let Some(bytes) = durable::read(&path)? else {
-            return Ok(None);
-        };
-        let list = List::parse(&bytes).map_err(|error| Error::Damaged {
-            path,
-            problem: error.to_string(),
-        })?;
-        Ok(Some(list))
+        read_list(&self.layout.list(diff_id))
     }
 
     /// Opens the packs of a list.
@@ -234,6 +219,50 @@ impl Store {
             size.is_some_and(|size| size >= frame.offset + u64::from(frame.packed))
         })
     }
+}
+
+/// Reads the list in a file; `None` if there is no such file.
+pub(super) fn read_list(path: &Path) -> Result<Option<List>> {
+    let Some(bytes) = durable::read(path)? else {
+        return Ok(None);
+    };
+    let list = List::parse(&bytes).map_err(|error| Error::Damaged {
+        path: path.to_owned(),
+        problem: error.to_string(),
+    })?;
+    Ok(Some(list))
+}
+
+/// Writes an image's bytes to a file that is empty, and leaves zeros out. Fails for the file in `directory`; the inner
+/// error is one of reading a chunk.
+pub(super) fn write_out(
+    image: &micabox_pack::Image,
+    file: &File,
+    directory: &Path,
+    watch: &mut dyn FnMut(u64),
+) -> Result<io::Result<()>> {
+    let mut at = 0;
+    for (number, chunk) in image.list().chunks().iter().enumerate() {
+        match image.with_chunk(number, |bytes| file.write_all_at(bytes, at)) {
+            Ok(Some(written)) => written.context("write the image in", directory)?,
+            Ok(None) => {}
+            Err(error) => return Ok(Err(error)),
+        }
+        at += u64::from(chunk.length);
+        watch(at);
+    }
+    Ok(Ok(()))
+}
+
+/// Returns the store's error for one of reading the chunks of the list at `path`.
+pub(super) fn unreadable(error: io::Error, path: &Path) -> Error {
+    if is_damage(&error) {
+        return Error::Damaged {
+            path: path.to_owned(),
+            problem: error.to_string(),
+        };
+    }
+    explain(error, "read the chunks of", path)
 }
 
 /// Returns whether an error of reading chunks is due to what is in packs and lists, or missing there.

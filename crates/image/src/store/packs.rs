@@ -1,8 +1,9 @@
-//! Packs that layers' lists name: which frames of them are in use, and removal of the others.
+//! Packs that the lists of layers and files name: which frames of them are in use, and removal of the others.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -12,8 +13,10 @@ use micabox_pack::{FRAME, List, MAGIC};
 use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result};
+use super::files::replace_list;
 use super::lock::Lock;
-use super::reachability::{LayerEntry, PackEntry, disk_usage};
+use super::packed::read_list;
+use super::reachability::{LayerEntry, Reachability, disk_usage};
 use super::scratch::Scratch;
 use micabox_oci::{Digest, HashingWriter};
 
@@ -23,7 +26,7 @@ type Frames = BTreeMap<u64, u32>;
 /// What removing frames of which no layer has a chunk would free, and which packs it concerns.
 #[derive(Default)]
 pub(super) struct Sweep {
-    /// Lists of layers that are whole: only the next packing would use them.
+    /// Lists of layers and files that are whole: only the next packing would use them.
     copies: Vec<PathBuf>,
     /// Packs that no layer names.
     dead: Vec<PathBuf>,
@@ -52,11 +55,11 @@ impl Store {
         Lock::try_take(&self.layout.pack_lock(), Mode::Exclusive)
     }
 
-    /// Plans what is to be removed once only `layers` are left, with the lists of those that are whole, if `with_copies`.
-    /// With a list that can't be read nothing is: its packs are not known.
+    /// Plans what is to be removed once only `layers` are left beside sandboxes' files, with the lists of those that are
+    /// whole, if `with_copies`. With a list that can't be read nothing is: its packs are not known.
     pub(super) fn sweep<'a>(
         &self,
-        packs: &BTreeMap<Digest, PackEntry>,
+        reachability: &Reachability,
         layers: impl Iterator<Item = (&'a Digest, &'a LayerEntry)>,
         with_copies: bool,
     ) -> Sweep {
@@ -76,7 +79,18 @@ impl Store {
                 Err(error) => return Sweep::nothing(error.to_string()),
             }
         }
-        for (digest, pack) in packs {
+        for file in reachability.files.values() {
+            if with_copies && file.is_whole {
+                sweep.size += disk_usage(&file.list).unwrap_or(0);
+                sweep.copies.push(file.list.clone());
+                continue;
+            }
+            match read_list(&file.list) {
+                Ok(list) => list.iter().for_each(|list| note_live(&mut live, list)),
+                Err(error) => return Sweep::nothing(error.to_string()),
+            }
+        }
+        for (digest, pack) in &reachability.packs {
             let Some(frames) = live.remove(digest) else {
                 sweep.size += pack.bytes;
                 sweep.dead.push(pack.path.clone());
@@ -105,7 +119,8 @@ impl Store {
             durable::remove_file(path)?;
         }
         for (digest, frames, frees) in std::mem::take(&mut sweep.sparse) {
-            if let Err(error) = self.rewrite(&digest, &frames, layers.clone()) {
+            let lists = layers.clone().map(|layer| self.layout.list(layer));
+            if let Err(error) = self.rewrite(&digest, &frames, lists) {
                 sweep.size -= frees;
                 sweep.kept = Some(error.to_string());
             }
@@ -113,12 +128,12 @@ impl Store {
         Ok(())
     }
 
-    /// Writes a pack anew with only these frames, then the lists that name it, and removes it.
-    fn rewrite<'a>(
+    /// Writes a pack anew with only these frames, then the lists of layers and files that name it, and removes it.
+    fn rewrite(
         &self,
         pack: &Digest,
         frames: &Frames,
-        layers: impl Iterator<Item = &'a Digest>,
+        layers: impl Iterator<Item = PathBuf>,
     ) -> Result<()> {
         let scratch = Scratch::new(&self.layout.tmp())?;
         let (path, new) = (self.layout.pack(pack), scratch.path("pack"));
@@ -141,21 +156,21 @@ impl Store {
         file.and_then(|file| file.sync_all())
             .context("write", &new)?;
         durable::publish(&new, &self.layout.pack(&digest))?;
-        for diff_id in layers {
-            let Some(list) = self.list(diff_id)? else {
+        for path in layers.chain(self.file_lists()?) {
+            let Some(list) = read_list(&path)? else {
                 continue;
             };
             if !list.packs().contains(pack) {
                 continue;
             }
-            let path = self.layout.list(diff_id);
             let moved = list.moved(pack, &digest, |offset| offsets.get(&offset).copied());
             let moved = moved.map_err(|error| Error::Damaged {
                 path: path.clone(),
                 problem: error.to_string(),
             })?;
-            durable::write(&scratch, &diff_id.hex(), &moved.to_bytes())?;
-            durable::publish(&scratch.path(&diff_id.hex()), &path)?;
+            let name = Digest::of(path.as_os_str().as_bytes()).hex();
+            durable::write(&scratch, &name, &moved.to_bytes())?;
+            replace_list(&scratch.path(&name), &path)?;
         }
         durable::remove_file(&path)
     }

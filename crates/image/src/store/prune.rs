@@ -40,8 +40,8 @@ pub struct Pruned {
     pub templates: usize,
     /// Trimmed views of images that no sandbox uses: the next start with such a view makes it again.
     pub views: usize,
-    /// Leftovers of killed or failed imports: directories, and starts of blobs from which the next
-    /// pull would continue.
+    /// Leftovers of killed or failed imports: directories, starts of blobs from which the next pull would continue, and
+    /// what was here of layers that are whole now.
     pub leftovers: usize,
     /// Why packs are left alone that may be of no use.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,11 +130,7 @@ impl<'a> Plan<'a> {
 
     /// Plans the removal of chunks that only the plan's layers have. To carry it out takes the lock of packing.
     pub fn sweep(&self, store: &Store, reachability: &Reachability) -> Sweep {
-        store.sweep(
-            &reachability.packs,
-            self.kept(reachability),
-            self.with_copies,
-        )
+        store.sweep(reachability, self.kept(reachability), self.with_copies)
     }
 
     /// Plans it, or nothing without the lock of packing.
@@ -157,6 +153,23 @@ impl<'a> Plan<'a> {
     ) -> impl Iterator<Item = (&'b Digest, &'b LayerEntry)> + Clone {
         let layers = reachability.layers.iter();
         layers.filter(|(layer, _)| !self.layers.contains_key(layer))
+    }
+
+    /// Returns the layers that stay and are whole, with files of the time when only a part of them was here: a process was
+    /// killed when it had just made them whole.
+    fn left_lazy<'b>(
+        &'b self,
+        reachability: &'b Reachability,
+    ) -> impl Iterator<Item = (&'b Digest, &'b LayerEntry)> {
+        let kept = self.kept(reachability);
+        kept.filter(|(_, layer)| layer.image.is_some() && !layer.lazy.is_empty())
+    }
+
+    /// Returns the disk space of these files in bytes.
+    pub fn left_size(&self, reachability: &Reachability) -> Result<u64> {
+        let left = self.left_lazy(reachability);
+        let sizes = left.flat_map(|(_, layer)| &layer.lazy);
+        sizes.map(|path| disk_usage(path)).sum()
     }
 
     /// Returns the trimmed views of images that stay and that no sandbox uses.
@@ -244,6 +257,9 @@ impl Store {
         for leftover in &leftovers {
             pruned.size += disk_usage(&leftover.directory)?;
         }
+        let left: Vec<_> = plan.left_lazy(&reachability).collect();
+        pruned.leftovers += left.len();
+        pruned.size += plan.left_size(&reachability)?;
         let partials = self.partials()?;
         pruned.leftovers += partials.len();
         for partial in &partials {
@@ -266,6 +282,9 @@ impl Store {
         plan.carry_out(self, &reachability, &mut sweep)?;
         pruned.size -= planned - sweep.size;
         pruned.kept = sweep.kept.take();
+        for (diff_id, _) in left {
+            self.remove_lazy(diff_id)?;
+        }
         for view in views {
             remove_directory(self, &view)?;
         }

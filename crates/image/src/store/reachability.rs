@@ -19,6 +19,8 @@ pub(super) struct Reachability {
     pub images: BTreeMap<Digest, ImageEntry>,
     pub layers: BTreeMap<Digest, LayerEntry>,
     pub packs: BTreeMap<Digest, PackEntry>,
+    /// Files of sandboxes that have a list, by its path.
+    pub files: BTreeMap<PathBuf, FileEntry>,
     /// Names without an image in the store, or whose file can't be read.
     pub dangling_tags: Vec<DanglingTag>,
     /// Leases that can't be read, by sandbox: the images that they hold are unknown.
@@ -106,6 +108,14 @@ pub(super) struct PackEntry {
     pub length: u64,
 }
 
+/// A file of a sandbox that is packed, or was.
+pub(super) struct FileEntry {
+    /// The path of its list.
+    pub list: PathBuf,
+    /// Whether the file is there: then the list is of no use.
+    pub is_whole: bool,
+}
+
 /// A name without an image.
 pub(super) struct DanglingTag {
     pub path: PathBuf,
@@ -119,6 +129,7 @@ impl Reachability {
             images: BTreeMap::new(),
             layers: BTreeMap::new(),
             packs: BTreeMap::new(),
+            files: BTreeMap::new(),
             dangling_tags: Vec::new(),
             unreadable_leases: Vec::new(),
             broken_leases: Vec::new(),
@@ -126,6 +137,14 @@ impl Reachability {
             strangers: Vec::new(),
         };
         reachability.find_layers(store)?;
+        for list in store.file_lists()? {
+            let is_whole = list.with_extension("").exists();
+            let entry = FileEntry {
+                list: list.clone(),
+                is_whole,
+            };
+            reachability.files.insert(list, entry);
+        }
         reachability.find_images(store)?;
         reachability.find_blobs(store)?;
         for file in store.tag_files()? {

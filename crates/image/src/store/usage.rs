@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::Store;
 use super::durable;
 use super::error::Result;
+use super::packed::read_list;
 use super::packs;
 use super::prune::{Plan, PruneOptions};
 use super::reachability::{Reachability, disk_usage};
@@ -28,10 +29,17 @@ pub struct Usage {
     pub lazy_layers: usize,
     /// Space of what is here of them.
     pub lazy_size: u64,
+    /// Number of disks and memories of snapshots and volumes that are packed.
+    pub packed_files: usize,
+    /// Space of their chunks, which layers may have as well.
+    pub packed_files_size: u64,
     /// Space of the packs, with chunks of layers that are whole, and of none.
     pub packs_size: u64,
-    /// Space that packing saves: that of the packed layers' images, as they were, less that of their chunks.
+    /// Space that packing saves: that of the packed layers' images and of the packed files, as they were, less that of their
+    /// chunks.
     pub saved_size: u64,
+    /// Bytes of blocks that layers that are whole have in common, which the sizes of both have ([`Store::share_blocks`]).
+    pub common_size: u64,
     /// Space of layers that more than one image has.
     pub shared_size: u64,
     /// Space of the images' own files: merged metadata and documents.
@@ -72,7 +80,7 @@ impl Store {
     pub fn usage(&self) -> Result<Usage> {
         let _shared = self.shared()?;
         let mut reachability = Reachability::take(self)?;
-        let (packed_layers, saved_size) = self.count_chunks(&mut reachability);
+        let counted = self.count_chunks(&mut reachability);
         let layers = reachability.layers.values();
         let lazy: Vec<_> = layers.filter(|layer| layer.is_lazy()).collect();
         let (lazy_layers, lazy_size) = (lazy.len(), lazy.iter().map(|layer| layer.bytes).sum());
@@ -120,11 +128,14 @@ impl Store {
             images,
             layers: reachability.layers.len(),
             layers_size: packs_size + files.sum::<u64>(),
-            packed_layers,
+            packed_layers: counted.layers,
+            packed_files: counted.files,
+            packed_files_size: counted.files_size,
             lazy_layers,
             lazy_size,
             packs_size,
-            saved_size,
+            saved_size: counted.saved,
+            common_size: self.shared_blocks(),
             shared_size: shared.map(|layer| layer.bytes + layer.chunks).sum(),
             metadata_size: reachability.images.values().map(|image| image.bytes).sum(),
             templates_size,
@@ -136,27 +147,49 @@ impl Store {
                 + disk_usage(&self.layout.refs())?
                 + templates_size
                 + temporary_size,
-            reclaimable_size: plan.size() + sweep.size + views? + templates_size,
+            reclaimable_size: plan.size()
+                + plan.left_size(&reachability)?
+                + sweep.size
+                + views?
+                + templates_size,
         })
     }
 }
 
+/// What is packed.
+struct Counted {
+    layers: usize,
+    files: usize,
+    /// Bytes of the files' chunks in packs.
+    files_size: u64,
+    /// Bytes that packing saves.
+    saved: u64,
+}
+
 impl Store {
-    /// Counts the chunks of packed layers. Returns how many such layers there are, and how much space that saves.
-    fn count_chunks(&self, reachability: &mut Reachability) -> (usize, u64) {
-        let mut lists = Vec::new();
+    /// Counts the chunks of packed layers and files.
+    fn count_chunks(&self, reachability: &mut Reachability) -> Counted {
+        let mut layers = Vec::new();
         for (diff_id, layer) in &mut reachability.layers {
             if layer.image.is_some() {
                 continue;
             }
             if let Ok(Some(list)) = self.list(diff_id) {
                 layer.chunks = packs::live_size([&list].into_iter());
-                lists.push(list);
+                layers.push(list);
             }
         }
-        let whole: u64 = lists.iter().map(packs::unpacked_size).sum();
-        let packed = packs::live_size(lists.iter());
-        (lists.len(), whole.saturating_sub(packed))
+        let files = reachability.files.values().filter(|file| !file.is_whole);
+        let files = files.filter_map(|file| read_list(&file.list).ok().flatten());
+        let files: Vec<_> = files.collect();
+        let all = || layers.iter().chain(&files);
+        let whole: u64 = all().map(packs::unpacked_size).sum();
+        Counted {
+            saved: whole.saturating_sub(packs::live_size(all())),
+            layers: layers.len(),
+            files_size: packs::live_size(files.iter()),
+            files: files.len(),
+        }
     }
 }
 

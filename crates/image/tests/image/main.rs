@@ -5,6 +5,8 @@ mod append_layer;
 mod archives;
 mod blobs;
 mod devices;
+mod disk_tree;
+mod files;
 mod full_disk;
 #[allow(dead_code, reason = "the pull tests use more of it")]
 mod image;
@@ -20,7 +22,9 @@ mod native_layers;
 mod packed;
 mod private;
 mod processes;
+mod published_bits;
 mod save;
+mod share;
 mod store;
 mod tar_dialects;
 mod trimmed;

@@ -12,23 +12,12 @@ use micabox_image::store::{Error, Image, PackChoice, PackReport, Patience, Prune
 use micabox_image::{Digest, Store};
 use micabox_testing::run;
 
+use crate::files::noise;
 use crate::layer::archive::Archive;
 use crate::layer::image::publish;
 use crate::layer::{TestStore, convert, store};
 
 const ALL: PackChoice = PackChoice::UnusedFor(Duration::ZERO);
-
-/// Bytes that don't repeat and that zstd can halve.
-fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let step = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        b'a' + (state % 16) as u8
-    };
-    std::iter::repeat_with(step).take(length).collect()
-}
 
 /// A layer with a file that all have, and one that only this one has.
 fn layer(name: &str) -> Vec<u8> {

@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use micabox_erofs::ReadAt;
 use micabox_image::convert::{Expect, convert_layer};
 use micabox_image::progress::Silent;
-use micabox_image::store::{Claim, PackChoice, Patience, PruneOptions};
+use micabox_image::store::{Claim, PackChoice, Patience, PruneOptions, is_packed_file};
 use micabox_image::{Digest, Limits, Store};
+use micabox_testing::kills;
 
+use crate::files;
 use crate::layer::archive::Archive;
 use crate::layer::image::publish;
 use crate::layer::{TestStore, expect, fast_store, gzip, store};
@@ -87,6 +89,8 @@ fn child() {
         "prune" => {
             store.prune(&PruneOptions::default()).unwrap();
         }
+        "pack-file" => drop(files::pack(&mut files::packing(&store), &disk_of(&store))),
+        "unpack-file" => drop(store.open_file(&disk_of(&store)).unwrap()),
         _ => panic!("{action}"),
     }
 }
@@ -170,7 +174,8 @@ fn killed_at_any_moment_a_conversion_leaves_a_sound_store() {
     // A different moment each time, by the golden ratio: spread evenly, never the same.
     let mut moment = 0.0f64;
     let mut done = 0;
-    for _ in 0..100 {
+    let kills = kills(100);
+    for _ in 0..kills {
         store.prune(&PruneOptions::default()).unwrap();
         assert!(store.layer(&diff_id).unwrap().is_none());
         moment = (moment + 0.618_033_988_75).fract();
@@ -192,7 +197,8 @@ fn killed_at_any_moment_a_conversion_leaves_a_sound_store() {
         assert_clean(&store);
         assert!(store.layer(&diff_id).unwrap().is_some());
     }
-    assert!(done < 100, "no conversion was killed in time");
+    println!("kills: {kills} of convert, {done} of them when it was done");
+    assert!(done < kills, "no conversion was killed in time");
 }
 
 /// Kills an action at many moments, and returns in how many cases `is_done` was true then. Afterwards the image has its
@@ -213,8 +219,8 @@ fn killed_often(action: &str, before: &dyn Fn(&Store), is_done: &dyn Fn(&Store) 
     let started = Instant::now();
     Process::start(action, &store, &image.layers[0].diff_id).succeed();
     let mut whole = started.elapsed();
-    let (mut moment, mut done) = (0.0f64, 0);
-    for _ in 0..40 {
+    let (mut moment, mut done, kills) = (0.0f64, 0, kills(40));
+    for _ in 0..kills {
         before(&store);
         moment = (moment + 0.618_033_988_75).fract();
         let process = Process::start(action, &store, &image.layers[0].diff_id);
@@ -232,6 +238,7 @@ fn killed_often(action: &str, before: &dyn Fn(&Store), is_done: &dyn Fn(&Store) 
     before(&store);
     Process::start(action, &store, &image.layers[0].diff_id).succeed();
     assert!(is_done(&store));
+    println!("kills: {kills} of {action}, {done} of them when it was done");
     done
 }
 
@@ -246,7 +253,7 @@ fn killed_at_any_moment_packing_leaves_a_layer_whole_or_packed() {
         store.prune(&PruneOptions::default()).unwrap();
     };
     let done = killed_often("pack", &unpack, &is_packed);
-    assert!(done < 40, "it was never killed in time");
+    assert!(done < kills(40), "it was never killed in time");
 }
 
 #[test]
@@ -255,7 +262,75 @@ fn killed_at_any_moment_unpacking_leaves_a_layer_whole_or_packed() {
     let pack = |store: &Store| drop(store.pack(&all, Patience::Wait, &Silent).unwrap());
     let is_whole = |store: &Store| !store.is_packed(&store.image("image").unwrap().layers[0]);
     let done = killed_often("unpack", &pack, &is_whole);
-    assert!(done < 40, "it was never killed in time");
+    assert!(done < kills(40), "it was never killed in time");
+}
+
+/// Returns the path of the disk that children pack.
+fn disk_of(store: &Store) -> PathBuf {
+    store.root().join("volumes/data/disk.ext4")
+}
+
+/// Kills the packing or unpacking of a disk at many moments. Each leaves its bytes, and no litter.
+fn disk_killed_often(action: &str, is_packed_before: bool) {
+    let store = fast_store();
+    let parts: Vec<_> = (0..40).map(|seed| files::noise(seed, 100_000)).collect();
+    let parts: Vec<_> = (0..)
+        .step_by(300)
+        .zip(parts.iter().map(Vec::as_slice))
+        .collect();
+    let path = files::disk(&store, "data", &parts);
+    let bytes = std::fs::read(&path).unwrap();
+    let nothing = Digest::of(b"");
+    let before = || {
+        if is_packed_before && !is_packed_file(&path) {
+            files::pack(&mut files::packing(&store), &path);
+        } else if !is_packed_before {
+            store.open_file(&path).unwrap();
+            // Also a list that a killed process has left, and then its chunks.
+            store.prune(&PruneOptions::default()).unwrap();
+        }
+    };
+    before();
+    let started = Instant::now();
+    Process::start(action, &store, &nothing).succeed();
+    let mut whole = started.elapsed();
+    let (mut moment, mut done, kills) = (0.0f64, 0, kills(40));
+    for _ in 0..kills {
+        before();
+        moment = (moment + 0.618_033_988_75).fract();
+        let process = Process::start(action, &store, &nothing);
+        let lasted = process.kill_after(whole.mul_f64(moment));
+        assert_clean(&store);
+        if is_packed_file(&path) != is_packed_before {
+            done += 1;
+            whole = whole.min(lasted);
+        }
+        store.prune(&PruneOptions::default()).unwrap();
+        let reopened = Store::open(store.root()).unwrap();
+        assert_eq!(
+            std::fs::read_dir(store.root().join("tmp")).unwrap().count(),
+            0
+        );
+        assert_clean(&store);
+        let mut found = Vec::new();
+        let mut file = reopened.open_file(&path).unwrap();
+        file.read_to_end(&mut found).unwrap();
+        assert!(found == bytes, "other bytes");
+    }
+    println!("kills: {kills} of {action}, {done} of them when it was done");
+    assert!(done < kills, "it was never killed in time");
+    store.prune(&PruneOptions::default()).unwrap();
+    assert_eq!(store.usage().unwrap().packs_size, 0);
+}
+
+#[test]
+fn killed_at_any_moment_packing_leaves_a_disk_whole_or_packed() {
+    disk_killed_often("pack-file", false);
+}
+
+#[test]
+fn killed_at_any_moment_unpacking_leaves_a_disk_whole_or_packed() {
+    disk_killed_often("unpack-file", true);
 }
 
 #[test]

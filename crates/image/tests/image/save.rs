@@ -63,6 +63,7 @@ fn filled() -> TestStore {
                 }),
                 diff_id: layer.diff_id,
                 archive: None,
+                checksum: None,
             };
             let limits = micabox_image::Limits::default();
             micabox_image::convert::convert_layer(&store, &layer.blob[..], &expect, &limits)

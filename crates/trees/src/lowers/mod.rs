@@ -16,7 +16,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use micabox_error::Error;
-use micabox_holders::{Holders, PATIENCE, Wanted, name, not_served, receive, send};
+use micabox_holders::{Holders, PATIENCE, Wanted, name, not_served, receive, send, shown};
+use micabox_image::Digest;
 use micabox_image::store::Image;
 use micabox_state::Lock;
 use rustix::fs::fstat;
@@ -108,8 +109,12 @@ impl Wanted for Tree<'_> {
         Ok(name(&[&user, &namespace, image, &devices]))
     }
 
-    fn image(&self) -> &Image {
-        self.image
+    fn shown(&self) -> String {
+        shown(self.image)
+    }
+
+    fn images(&self) -> Vec<Digest> {
+        vec![self.image.manifest_digest]
     }
 
     fn start(&self, directory: &Path, listener: UnixListener, lock: &Lock) -> Result<(), Error> {

@@ -117,12 +117,7 @@ impl Tree {
                 (base, Some(copy_of(sandboxes, record)?))
             }
             Self::Snapshot(snapshot) => {
-                let path = snapshot::disk(snapshot.directory());
-                let disk = File::open(&path).map_err(|error| Error::Disk {
-                    what: "opening",
-                    path,
-                    source: error.into(),
-                })?;
+                let disk = snapshot::open_disk(sandboxes.store(), snapshot.directory())?;
                 let base = Base::of_snapshot(sandboxes.store(), snapshot)?;
                 (base, Some(disk))
             }

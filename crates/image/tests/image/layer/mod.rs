@@ -60,6 +60,7 @@ pub fn expect_typed(blob: &[u8], archive: &[u8], media_type: &str) -> Expect {
         }),
         diff_id: Digest::of(archive),
         archive: None,
+        checksum: None,
     }
 }
 
