@@ -8,6 +8,7 @@ mod commit;
 mod flush;
 mod freeze;
 mod held;
+mod packed;
 mod patch;
 pub mod snapshot;
 pub mod upper;
@@ -15,9 +16,11 @@ pub mod volume;
 
 pub use base::{Base, digest_of, image_name, mounted_images};
 pub use commit::commit_layer;
+pub use packed::{Kept, KeptChoice, KeptReport, pack as pack_kept, unpack as unpack_kept};
 pub use patch::{Patch, apply, unpack};
 pub use snapshot::{
-    Arriving, Departing, Ephemeral, Landing, Landings, NewSnapshot, Place, Snapshot, Snapshots,
+    Arriving, Beside, Departing, Ephemeral, KIND, Landing, Landings, MemoryPart, NewSnapshot,
+    Place, Snapshot, Snapshots,
 };
 pub use upper::{Change, ChangeKind, FrozenDisk, Unread};
 pub use volume::{MIN_VOLUME_SIZE, Volume, Volumes};

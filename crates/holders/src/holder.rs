@@ -20,12 +20,12 @@ use std::time::{Duration, Instant};
 
 use micabox_error::Error;
 use micabox_ground::hex;
-use micabox_image::Store;
 use micabox_image::store::{HELD, Image};
+use micabox_image::{Digest, Store};
 use micabox_owner::socket;
 use micabox_state::{Directory, Lock};
 use serde::Serialize;
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 
 use crate::message::{receive, send};
 use crate::own_process;
@@ -54,8 +54,11 @@ pub trait Wanted {
     /// The name of its directory.
     fn id(&self) -> io::Result<String>;
 
-    /// The image that stays in the store meanwhile.
-    fn image(&self) -> &Image;
+    /// What it is of, in messages.
+    fn shown(&self) -> String;
+
+    /// The images that stay in the store meanwhile, by the digests of their manifests.
+    fn images(&self) -> Vec<Digest>;
 
     /// Starts the holder in a directory that is its own, and waits until it serves clients.
     ///
@@ -109,7 +112,7 @@ impl<'a> Holders<'a> {
             match held {
                 Some(held) => return Ok(held),
                 None if Instant::now() < deadline => {}
-                None => return Err(Error::HolderStuck(shown(wanted.image()))),
+                None => return Err(Error::HolderStuck(wanted.shown())),
             }
         }
     }
@@ -140,18 +143,20 @@ impl<'a> Holders<'a> {
             connection,
             mut lock,
         } = claimed;
-        let image = wanted.image();
         let name = directory.file_name().map(OsStr::to_string_lossy);
         // The lease comes before the image's files are opened.
         let leased = self
             .store
-            .lease_until_crash(&name.unwrap_or_default(), &[image.manifest_digest]);
+            .lease_until_crash(&name.unwrap_or_default(), &wanted.images());
         let started = leased
             .map_err(Error::from)
             .and_then(|()| wanted.start(directory, listener, &lock))
             .and_then(|()| {
                 let greeted = wanted.greeted(connection);
-                greeted.map_err(|error| not_served(image, error))
+                greeted.map_err(|error| Error::NotServed {
+                    tree: wanted.shown(),
+                    problem: error.to_string(),
+                })
             });
         match started {
             Ok(held) => {

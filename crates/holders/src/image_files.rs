@@ -9,7 +9,7 @@ use micabox_image::identity;
 use micabox_image::store::{Image, Layer};
 use micabox_vmm::MachineFile;
 
-use crate::layers;
+use crate::layers::{self, Opened};
 
 /// One file of an image.
 #[derive(Clone, Debug)]
@@ -34,16 +34,39 @@ pub struct ImageFiles {
     pub fixup: Option<ImageFile>,
 }
 
+impl ImageFiles {
+    /// Returns whether all layers can be read as files. Otherwise they have to be asked for, and must not be mapped.
+    pub fn are_readable(&self) -> bool {
+        let mut parts = self.layers.iter().filter_map(|layer| layer.file.part());
+        parts.all(|part| part.is_readable)
+    }
+}
+
+/// Who reads the files of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    /// Those that read files.
+    OfFiles,
+    /// Those that ask for what they read of layers that are not whole.
+    OfParts,
+}
+
 /// Opens the files of `image`, with cheap checks of each: its length, and its superblock with the
 /// checksum over it. Checking all bytes is for the store's fsck.
-pub fn open(image: &Image) -> Result<ImageFiles, Error> {
-    let opened = layers::open(image)?;
+pub fn open(image: &Image, readers: Readers) -> Result<ImageFiles, Error> {
+    let opened = match readers {
+        Readers::OfParts => layers::open_parts(image)?,
+        Readers::OfFiles => {
+            let files = layers::open(image)?.into_iter();
+            files.map(|file| Opened { file, part: None }).collect()
+        }
+    };
     let layers: Result<Vec<_>, _> = image
         .layers
         .iter()
         .zip(opened)
-        .map(|(layer, file)| {
-            let file = MachineFile::new(file, &layer.path);
+        .map(|(layer, Opened { file, part })| {
+            let file = MachineFile::new(file, &layer.path).map(|file| file.in_part(part));
             check(
                 &layer.path,
                 file,
@@ -53,17 +76,12 @@ pub fn open(image: &Image) -> Result<ImageFiles, Error> {
         })
         .collect();
     let diff_ids = || image.layers.iter().map(Layer::identity);
-    let fsmeta = if image.trim.is_empty() {
-        identity::fsmeta_uuid(diff_ids())
-    } else {
-        identity::trimmed_uuid(diff_ids(), &image.trim)
-    };
     let checked = |path: &Path, blocks, uuid| check(path, MachineFile::open(path), blocks, uuid);
     let fixup = image.fixup.as_ref();
     let fixup =
         fixup.map(|fixup| checked(&fixup.path, fixup.blocks, identity::fixup_uuid(diff_ids())));
     Ok(ImageFiles {
-        fsmeta: checked(&image.fsmeta, image.fsmeta_blocks, fsmeta)?,
+        fsmeta: checked(&image.fsmeta, image.fsmeta_blocks, image.fsmeta_uuid())?,
         layers: layers?,
         first_layer: image.first_layer,
         fixup: fixup.transpose()?,
@@ -72,7 +90,7 @@ pub fn open(image: &Image) -> Result<ImageFiles, Error> {
 
 /// Opens all files of `image` for reading, checked as [`open`] does: metadata first, then its layers.
 pub fn for_reading(image: &Image) -> Result<Vec<File>, Error> {
-    let files = open(image)?;
+    let files = open(image, Readers::OfFiles)?;
     let files = std::iter::once(&files.fsmeta).chain(&files.layers);
     let files = files.map(|file| {
         let again = file.file.file().try_clone();
@@ -156,7 +174,7 @@ mod tests {
         .unwrap_err();
         assert!(error.to_string().contains("another image"), "{error}");
 
-        let opened = open(&image).unwrap();
+        let opened = open(&image, Readers::OfFiles).unwrap();
         let all = || std::iter::once(&opened.fsmeta).chain(&opened.layers);
         let before: Vec<_> = all().map(|file| superblock(&file.file)).collect();
         let other = directory.path().join("other");
@@ -166,7 +184,7 @@ mod tests {
         }
         let after: Vec<_> = all().map(|file| superblock(&file.file)).collect();
         assert_eq!(after, before);
-        let replaced = open(&image).unwrap_err().to_string();
+        let replaced = open(&image, Readers::OfFiles).unwrap_err().to_string();
         assert!(replaced.contains("it has 8192 bytes"), "{replaced}");
     }
 }

@@ -30,14 +30,25 @@ pub enum OwnProcess {
     Forked(Forked),
 }
 
-/// The variables that these processes have of their creator's environment ([`Environment::Programs`]): where programs are.
-/// All else may be a password.
-pub const KEPT: [&str; 3] = ["PATH", "MICABOX_QEMU", "MICABOX_WORKER"];
+/// The variables that these processes have of their creator's environment ([`Environment::Programs`]): where programs are,
+/// and the files that say how registries are reached, since an owner may have to start a server of layers again. All else
+/// may be a password.
+pub const KEPT: [&str; 9] = [
+    "PATH",
+    "MICABOX_QEMU",
+    "MICABOX_WORKER",
+    "HOME",
+    "MICABOX_CONFIG",
+    "XDG_CONFIG_HOME",
+    "DOCKER_CONFIG",
+    "REGISTRY_AUTH_FILE",
+    "XDG_RUNTIME_DIR",
+];
 
 /// What such a process has of its creator's environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Environment {
-    /// Where programs are.
+    /// [`KEPT`].
     Programs,
     /// All of it: the process asks registries as its creator does, with its settings, proxies and credential helpers.
     All,
@@ -76,7 +87,10 @@ pub fn wait_for_processes() {
         .partition(|ending| matches!(ending, Ending::UnlessUsed(..)));
     // Owners use what the others hold, and those what was held before them.
     let holders = holders.into_iter().rev();
-    owners.into_iter().chain(holders).for_each(Ending::wait);
+    owners
+        .into_iter()
+        .chain(holders)
+        .for_each(|ending| _ = ending.wait());
     micabox_jail::wait_for_ended_workers();
     micabox_jail::end_zygote();
 }
@@ -94,7 +108,8 @@ impl Ending {
         }
     }
 
-    fn wait(self) {
+    /// Waits for it, unless others use it: then it is returned.
+    fn wait(self) -> Option<Pid> {
         match self {
             Self::Executed(handle, thread) => {
                 if has_ended(&handle, Some(&PATIENCE)) {
@@ -107,14 +122,14 @@ impl Ending {
                 let asked = line
                     .set_read_timeout(Some(limit))
                     .and_then(|()| line.shutdown(Shutdown::Write));
-                if asked
-                    .and_then(|()| line.read(&mut [0]))
-                    .is_ok_and(|bytes| bytes == 0)
-                {
-                    process.wait_for(&PATIENCE);
+                let ends = asked.and_then(|()| line.read(&mut [0]));
+                if !ends.is_ok_and(|bytes| bytes == 0) && !process.has_ended() {
+                    return i32::try_from(process.id()).ok().and_then(Pid::from_raw);
                 }
+                process.wait_for(&PATIENCE);
             }
         }
+        None
     }
 }
 
@@ -161,9 +176,12 @@ pub fn begin<J: DeserializeOwned>() -> io::Result<(UnixStream, J, Vec<OwnedFd>)>
     Ok((connection, job, files))
 }
 
-/// Ends as such a process: with all of its children, and those that they leave.
+/// Ends as such a process: with all of its children, and those that they leave, but for holders that others use.
 pub fn end() {
-    micabox_jail::end_children();
+    let holders = std::mem::take(&mut *ending()).into_iter();
+    let holders = holders.filter(|ending| matches!(ending, Ending::UnlessUsed(..)));
+    let used: Vec<Pid> = holders.filter_map(Ending::wait).collect();
+    micabox_jail::end_children_but(&used);
 }
 
 impl OwnProcess {

@@ -46,6 +46,7 @@ impl Spec {
             backend: _,      // what can restore it, or none
             transport,       // the same devices
             root,            // the same mounts
+            verity,          // the same devices
             upper,           // the same disk
             setup,           // mounted already
             init,            // runs already
@@ -64,6 +65,7 @@ impl Spec {
             machine: machine.copied(),
             transport: *transport,
             root: *root,
+            verity: *verity,
             upper: upper.clone(),
             setup: setup.clone(),
             init: *init,
@@ -84,6 +86,7 @@ impl Spec {
             backend: _,      // what can restore it, or none
             transport,       // the same devices
             root,            // the same mounts
+            verity,          // the same devices
             upper,           // the same disk, if it has one
             setup,           // filesystems in its own memory
             init,            // runs already
@@ -111,6 +114,7 @@ impl Spec {
             machine: machine.copied(),
             transport: *transport,
             root: *root,
+            verity: *verity,
             upper: upper.clone(),
             setup: setup.clone(),
             init: *init,
@@ -143,6 +147,7 @@ impl Spec {
             backend: _,   // the kernel and its devices are in the template's name
             transport: _, // in its name, as the start has chosen it
             root: _,
+            verity: _, // a device more, in its name
             upper,
             setup: _, // set up after the restore
             init,
@@ -176,6 +181,7 @@ impl Spec {
             backend: _, // in the template
             transport: _,
             root: _,
+            verity: _,
             upper, // a disk is attached before
             setup, // a share's device is attached before
             init: _,
@@ -224,6 +230,7 @@ mod tests {
             backend: BackendChoice::Kvm,
             transport: Transport::Blk,
             root: Root::Stacked,
+            verity: true,
             upper: Upper::Disk { size: 64 << 20 },
             setup: Setup {
                 pids_limit: Some(50),
@@ -264,6 +271,7 @@ mod tests {
             machine: original.machine.copied(),
             transport: Transport::Pmem,
             root: Root::Merged,
+            verity: true,
             upper: original.upper.clone(),
             setup: original.setup.clone(),
             init: original.init,

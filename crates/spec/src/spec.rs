@@ -25,6 +25,9 @@ pub struct Spec {
     pub transport: Transport,
     /// The requested lower side of the root.
     pub root: Root,
+    /// Whether the guest checks each block of the image that it reads (dm-verity).
+    #[serde(skip_serializing_if = "is_default")]
+    pub verity: bool,
     /// Where changes go.
     pub upper: Upper,
     /// Its mounts, and what limits its files and processes.
@@ -67,6 +70,7 @@ impl Default for Spec {
             backend: BackendChoice::default(),
             transport: Transport::default(),
             root: Root::default(),
+            verity: false,
             upper: Upper::default(),
             setup: Setup::default(),
             init: Init::default(),
@@ -122,6 +126,7 @@ mod tests {
             }),
             upper: Upper::Disk { size: 1 << 30 },
             root: Root::Stacked,
+            verity: true,
             stop_signal: Some(15),
             network: Network::None,
             vsock: Some("/run/box".into()),

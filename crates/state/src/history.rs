@@ -38,7 +38,8 @@ pub struct SandboxEvent {
     /// Nanoseconds of that.
     pub nanos: u32,
     /// What: `create`, `start`, `exec`, `exec_die`, `kill`, `pause`, `unpause`, `rename`, `update`,
-    /// `stop`, `die`, `destroy`; `read_error` of an image that can't be read, once for each layer.
+    /// `stop`, `die`, `destroy`; `read_error` of an image that can't be read, once for each layer, or of the memory of the
+    /// attribute `snapshot`.
     pub action: String,
     /// The sandbox's ID; empty if the event is an image's.
     pub id: String,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use micabox_ground::Locked;
 use micabox_ground::locked::Mode;
+use micabox_image::store::{is_packed_file, list_of};
 
 use crate::is_valid_name;
 
@@ -34,7 +35,11 @@ pub fn forget_volume(root: &Path, name: &str) {
     if !is_valid_name(name) {
         return;
     }
-    let path = volume_disk(root, name);
+    let mut path = volume_disk(root, name);
+    if is_packed_file(&path) {
+        // Then who unpacks it has the lock of this one.
+        path = list_of(&path);
+    }
     let Ok(disk) = File::options().read(true).write(true).open(&path) else {
         return;
     };

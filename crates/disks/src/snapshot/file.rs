@@ -25,7 +25,7 @@ use serde::{Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::Snapshots;
-use super::{DISK, SIZE_MAX, Snapshot, settle};
+use super::{DISK, SIZE_MAX, Snapshot, claim, open_disk, settle};
 use crate::upper::data_runs;
 
 const MAGIC: &[u8; 19] = b"micabox snapshot 1\n";
@@ -59,8 +59,8 @@ impl Snapshots<'_> {
         if snapshot.memory.is_some() {
             return Err(Error::HasMemory(snapshot.name));
         }
-        let path = snapshot.directory.join(DISK);
-        write(snapshot, &path, to).map_err(|source| Error::System {
+        let disk = open_disk(self.0.store(), &snapshot.directory)?;
+        write(snapshot, &disk, to).map_err(|source| Error::System {
             what: "exporting the snapshot",
             source,
         })
@@ -101,7 +101,7 @@ impl Snapshots<'_> {
             name.clone_into(&mut snapshot.name);
         }
         let mut notes = Notes::default();
-        let (snapshot, _lock) = self.add(snapshot, None, |snapshot| {
+        let (snapshot, _lock) = self.add(snapshot, None, claim, |snapshot| {
             let path = snapshot.directory.join(DISK);
             read_disk(&mut from, &path, snapshot.size, &runs).map_err(failed)?;
             notes = settle(&path)?;
@@ -111,9 +111,8 @@ impl Snapshots<'_> {
     }
 }
 
-fn write(snapshot: Snapshot, path: &Path, to: &mut dyn Write) -> io::Result<()> {
-    let disk = File::open(path)?;
-    let runs = at_most(data_runs(&disk)?, RUNS_MAX);
+fn write(snapshot: Snapshot, disk: &File, to: &mut dyn Write) -> io::Result<()> {
+    let runs = at_most(data_runs(disk)?, RUNS_MAX);
     let head = serde_json::to_vec(&Head {
         // They are for programs of this machine.
         snapshot: Snapshot {

@@ -10,22 +10,34 @@ use std::time::Duration;
 
 use micabox_error::{Error, Source, random};
 use micabox_ground::hex;
+use micabox_image::Store;
 use micabox_spec::{BackendChoice, Spec};
 use micabox_state::{Found, Lock, Record, SavedMachine, Stamp, Written, upper_disk};
 use micabox_vmm::{Difference, Machine};
 use sha2::{Digest, Sha256};
 
-use super::{DISK, NewSnapshot, Snapshot, Snapshots, of};
+use super::names::{MACHINE, MANIFEST, MEMORY, PART};
+use super::part;
+use super::{DISK, NewSnapshot, Snapshot, Snapshots, claim, of};
 use crate::freeze::{Problem, SaveTo, freeze};
 use crate::upper::{copy, data_runs};
 
-/// Names of the files with the machine's state, its memory, and the description for a restore.
-pub(super) const MACHINE: &str = "machine";
-pub(super) const MEMORY: &str = "memory";
+/// Name of the description for a restore.
 const DESCRIPTION: &str = "machine.json";
 
 /// All files that a killed process may have left in a snapshot's directory.
-pub(super) const FILES: [&str; 6] = [DISK, MACHINE, MEMORY, DESCRIPTION, "disk.map", "memory.map"];
+pub(super) const FILES: [&str; 10] = [
+    DISK,
+    MACHINE,
+    MEMORY,
+    PART,
+    MANIFEST,
+    DESCRIPTION,
+    "disk.map",
+    "memory.map",
+    "disk.ext4.chunks",
+    "memory.chunks",
+];
 
 /// Name of a template's list of the pages that its copies write to first.
 const TOUCHED: &str = "touched";
@@ -96,7 +108,7 @@ impl Snapshots<'_> {
             Ok::<_, Error>(())
         };
         let snapshot = of(&found.record, new.name, new.labels)?;
-        Ok(self.add(snapshot, new.replaces, fill)?.0)
+        Ok(self.add(snapshot, new.replaces, claim, fill)?.0)
     }
 
     /// Saves a running sandbox as [`Snapshots::save`], to be copied right away. The snapshot is removed when the
@@ -115,7 +127,7 @@ impl Snapshots<'_> {
             snapshot.memory = Some(save(&found.record, &found.path, directory, true)?);
             Ok::<_, Error>(())
         };
-        let (snapshot, lock) = self.add(snapshot, None, fill)?;
+        let (snapshot, lock) = self.add(snapshot, None, claim, fill)?;
         Ok(Ephemeral {
             snapshot,
             _lock: lock,
@@ -132,13 +144,20 @@ impl Snapshots<'_> {
     }
 }
 
-/// Opens the machine of the snapshot `name` in a directory, and checks that its memory is unchanged.
-pub fn open_checked(
+/// Opens the machine of the snapshot `name` in a directory, and checks that its memory is unchanged. A memory of which only
+/// a part is here is served: each chunk is compared when it is read, and the digest of the whole once that is here.
+pub(super) fn open_checked(
+    store: &Store,
     name: &str,
     directory: &Path,
     machine: &SavedMachine,
 ) -> Result<micabox_vmm::Snapshot, Error> {
     check_agent(name, machine)?;
+    if let Some(memory) = part::open(store, name, directory)? {
+        let path = directory.join(MACHINE);
+        let state = File::open(&path).map_err(Error::state("reading", &path))?;
+        return Ok(micabox_vmm::Snapshot::new(state, memory));
+    }
     let mut files = open(directory)?;
     files.base = machine.base().cloned();
     let Some(expected) = machine.written() else {

@@ -5,7 +5,10 @@
 //! sandboxes/snapshot-<name>/disk.ext4       the copy; its journal is empty without memory
 //! sandboxes/snapshot-<name>/machine         processors and devices
 //! sandboxes/snapshot-<name>/memory          the machine's memory
+//! sandboxes/snapshot-<name>/memory.part     the memory, until all of it is here (`part`)
+//! sandboxes/snapshot-<name>/memory.manifest where the rest is, until then
 //! sandboxes/snapshot-<name>/machine.json    the machine's settings, for a restore
+//! sandboxes/snapshot-<name>/*.chunks        in place of the disk or the memory that is packed (`micabox_image::store`)
 //! sandboxes/snapshot-<name>/*.map           which chunks the disk and the memory are, if a registry has them
 //! sandboxes/snapshot-<name>/snapshot.json   the snapshot's record; written last, unless ephemeral
 //! sandboxes/snapshot-<name>/lock            locked (flock) while it is made
@@ -15,8 +18,13 @@
 
 mod base;
 mod file;
+mod landing;
+mod left;
 mod memory;
+mod names;
 mod new;
+mod packed;
+mod part;
 mod registry;
 
 use std::collections::BTreeMap;
@@ -40,9 +48,12 @@ use crate::upper::copy_frozen;
 use new::Replaces;
 
 pub use file::head_alone;
-pub use memory::{Ephemeral, description, disk, learn, open, open_checked, save};
+pub use landing::{Beside, Landing, Landings};
+pub use memory::{Ephemeral, description, disk, learn, open, save};
 pub use new::NewSnapshot;
-pub use registry::{Arriving, Departing, Landing, Landings, Place};
+pub use packed::{open_disk, open_unpacked};
+pub use part::{KIND, MemoryPart};
+pub use registry::{Arriving, Departing, Place};
 
 const PREFIX: &str = "snapshot-";
 const DISK: &str = "disk.ext4";
@@ -111,7 +122,7 @@ impl Snapshots<'_> {
         record.disk_size()?;
         let snapshot = of(record, new.name, new.labels)?;
         let mut notes = Notes::default();
-        let (snapshot, _lock) = self.add(snapshot, new.replaces, |snapshot| {
+        let (snapshot, _lock) = self.add(snapshot, new.replaces, claim, |snapshot| {
             let path = snapshot.directory.join(DISK);
             let disk = copy::create(&path).map_err(Error::state("making", &path))?;
             copy_frozen(self.0.directory(), &record.id, &disk)?;
@@ -122,12 +133,13 @@ impl Snapshots<'_> {
         Ok((snapshot, notes))
     }
 
-    /// Makes a snapshot of what `fill` puts into its directory. Returns it with its lock, which a
-    /// complete snapshot needs only if it is ephemeral.
+    /// Makes a snapshot of what `fill` puts into its directory, which `claim` makes this process's. Returns it with its
+    /// lock, which a complete snapshot needs only if it is ephemeral.
     fn add<E: From<Error>>(
         &self,
         mut snapshot: Snapshot,
         replaces: Option<Replaces>,
+        claim: fn(&Path, &str) -> Result<Lock, Error>,
         fill: impl FnOnce(&mut Snapshot) -> Result<(), E>,
     ) -> Result<(Snapshot, Lock), E> {
         if !is_valid(&snapshot.name) {
@@ -173,7 +185,7 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Returns all snapshots, by name. Removes unfinished ones that killed processes left.
+    /// Returns all snapshots, by name. Removes unfinished ones that killed processes left, but for pulls of the last days.
     ///
     /// # Errors
     /// [`Error::State`].
@@ -196,6 +208,7 @@ impl Snapshots<'_> {
                 Ok(snapshot) if !snapshot.ephemeral => snapshots.push(snapshot),
                 // Perhaps of another version of mica.
                 Err(_) if entry.path().join(RECORD).exists() => {}
+                Err(_) if left::is_of_pull(&entry.path()) => left::release(&entry.path()),
                 _ => remove_abandoned(&entry.path()),
             }
         }
@@ -287,6 +300,13 @@ fn remove_abandoned(directory: &Path) {
 /// Makes and locks the directory, in place of one that a killed process left unfinished. The caller
 /// keeps other processes from doing the same.
 pub fn claim(directory: &Path, name: &str) -> Result<Lock, Error> {
+    let lock = lock_unfinished(directory, name)?;
+    left::remove(directory, &memory::FILES)?;
+    Ok(lock)
+}
+
+/// Makes and locks the directory, unless a snapshot is in it.
+fn lock_unfinished(directory: &Path, name: &str) -> Result<Lock, Error> {
     let exists = || Error::SnapshotExists(name.to_owned());
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -304,14 +324,6 @@ pub fn claim(directory: &Path, name: &str) -> Result<Lock, Error> {
     let lock = lock.ok_or_else(exists)?;
     if directory.join(RECORD).exists() {
         return Err(exists());
-    }
-    for file in memory::FILES {
-        match fs::remove_file(directory.join(file)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::state("removing", directory)(error));
-            }
-            _ => {}
-        }
     }
     Ok(lock)
 }

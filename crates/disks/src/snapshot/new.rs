@@ -128,10 +128,15 @@ mod tests {
 
     fn add(all: Snapshots<'_>, label: &str, then: Result<(), Error>) -> Result<Snapshot, Error> {
         let is_mine: Replaces = |other| other.labels["of"] == "me";
-        let added = all.add(snapshot("past", label), Some(is_mine), |new| {
-            fs::write(new.directory.join("file"), label).unwrap();
-            then
-        });
+        let added = all.add(
+            snapshot("past", label),
+            Some(is_mine),
+            super::super::claim,
+            |new| {
+                fs::write(new.directory.join("file"), label).unwrap();
+                then
+            },
+        );
         added.map(|(snapshot, _lock)| snapshot)
     }
 

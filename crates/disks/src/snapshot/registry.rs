@@ -10,13 +10,16 @@ use micabox_ground::publish;
 use micabox_image::{Digest, Reference};
 use micabox_parsers::Notes;
 use micabox_spec::{ImageName, Upper};
-use micabox_state::{BaseName, SavedMachine};
+use micabox_state::{BaseName, SavedMachine, Stamp, Written};
 use micabox_vmm::Needs;
 use serde::{Deserialize, Serialize};
 
-use super::memory::{MACHINE, MEMORY, check_agent, describe, digest, sync, written};
-use super::{DISK, SIZE_MAX, Snapshot, Snapshots, is_valid, open_checked, settle, write_record};
-use crate::upper::copy;
+use super::landing::Landings;
+use super::left::claim_for_pull;
+use super::memory::{check_agent, describe, digest, open_checked, sync, written};
+use super::names::{MACHINE, MEMORY, PART, map_of};
+use super::part::complete;
+use super::{DISK, SIZE_MAX, Snapshot, Snapshots, is_valid, settle, write_record};
 
 /// The version of the document. Another one can't be read.
 const FORMAT: u32 = 1;
@@ -31,6 +34,19 @@ pub struct Place {
     /// Whether it is from there, and not only there as well.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pulled: bool,
+    /// Who signed it there, as far as the policy asked when it was pulled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signers: Vec<String>,
+}
+
+impl Place {
+    /// Returns whether it is in the repository of `reference`.
+    pub fn is_beside(&self, reference: &Reference) -> bool {
+        let other = self.reference.parse::<Reference>();
+        other.is_ok_and(|other| {
+            (other.registry(), other.repository()) == (reference.registry(), reference.repository())
+        })
+    }
 }
 
 /// What a registry has beside the bytes.
@@ -132,30 +148,6 @@ impl Departing {
 pub struct Arriving {
     reference: Reference,
     document: Document,
-}
-
-/// A file that is to be filled.
-#[derive(Debug)]
-pub struct Landing {
-    /// The file, which is empty.
-    pub file: File,
-    /// Its path, for errors.
-    pub path: PathBuf,
-    /// How many bytes it is to have.
-    pub size: u64,
-    /// Where its map is kept, if it has one.
-    pub map: PathBuf,
-}
-
-/// The files that are to be filled.
-#[derive(Debug)]
-pub struct Landings {
-    /// The disk.
-    pub disk: Option<Landing>,
-    /// The memory.
-    pub memory: Option<Landing>,
-    /// The state of the machine.
-    pub machine: Option<Landing>,
 }
 
 impl Arriving {
@@ -313,9 +305,19 @@ impl Document {
 impl Snapshot {
     /// Returns the files that a registry has as chunks, each with its map.
     pub fn cut_files(&self) -> impl Iterator<Item = (PathBuf, PathBuf)> {
-        let files = [DISK, MEMORY].map(|name| self.directory.join(name));
+        let memory = match self.memory_part() {
+            Some(_) => PART,
+            None => MEMORY,
+        };
+        let files = [DISK, memory].map(|name| self.directory.join(name));
         let files = files.into_iter().map(|file| (map_of(&file), file));
-        files.filter(|(map, _)| map.exists())
+        // Those of one that is packed are not taken.
+        files.filter(|(map, file)| map.exists() && file.exists())
+    }
+
+    /// Returns whether the repository of `reference` has it.
+    pub fn is_beside(&self, reference: &Reference) -> bool {
+        self.places.iter().any(|place| place.is_beside(reference))
     }
 
     /// Returns whether this is the snapshot that `reference` named when it was pulled.
@@ -333,6 +335,9 @@ impl Snapshots<'_> {
     /// [`Error::NoSuchSnapshot`]; [`Error::SnapshotStays`] if it has something that is on this machine only;
     /// [`Error::DamagedSnapshot`]; [`Error::State`].
     pub fn departing(&self, name: &str) -> Result<Departing, Error> {
+        // The rest of a memory of which only a part is here comes first.
+        complete(self.0.store(), name, &|_, _| true)?;
+        self.unpack(name, &mut |_, _| ())?;
         let mut snapshot = self.get(name)?;
         let directory = snapshot.directory.clone();
         let stays = |problem: String| Error::SnapshotStays {
@@ -352,7 +357,7 @@ impl Snapshots<'_> {
                     .elsewhere()
                     .map_err(|problem| stays(problem.into()))?,
             );
-            open_checked(name, &directory, &machine)?;
+            open_checked(self.0.store(), name, &directory, &machine)?;
             let (of_machine, of_memory) = (directory.join(MACHINE), directory.join(MEMORY));
             let open = File::open(&of_machine).map_err(Error::state("reading", &of_machine))?;
             needs = Some(Needs::of(open).map_err(|error| stays(error.to_string()))?);
@@ -387,9 +392,9 @@ impl Snapshots<'_> {
         })
     }
 
-    /// Makes the snapshot `name` of one that a registry has. `image` is the digest and the name of its image, which is in
-    /// the store, and `manifest` the snapshot's in the registry. `fetch` fills its files, each byte of which is compared.
-    /// One that was pulled by the same name is replaced.
+    /// Makes the snapshot `name` of one that a registry has at `place`. `image` is the digest and the name of its image,
+    /// which is in the store. `fetch` fills its files, each byte of which is compared. With `is_lazy`, only the map is
+    /// fetched of its memory now. One that was pulled by the same name is replaced.
     ///
     /// # Errors
     /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`]; [`Error::SnapshotRefused`] if a file is another one than the
@@ -399,7 +404,8 @@ impl Snapshots<'_> {
         arriving: Arriving,
         name: &str,
         image: Option<&Reference>,
-        manifest: &Digest,
+        place: Place,
+        is_lazy: bool,
         fetch: impl FnOnce(Landings) -> Result<(), E>,
     ) -> Result<(Snapshot, Notes), E> {
         let Arriving {
@@ -415,11 +421,7 @@ impl Snapshots<'_> {
             base.reference = Some(image.to_string());
         }
         name.clone_into(&mut snapshot.name);
-        snapshot.places = vec![Place {
-            reference: reference.to_string(),
-            manifest: manifest.to_string(),
-            pulled: true,
-        }];
+        snapshot.places = vec![place];
         let same = self
             .get(name)
             .ok()
@@ -427,24 +429,18 @@ impl Snapshots<'_> {
         let was_pulled: super::new::Replaces =
             |other| other.places.iter().any(|place| place.pulled);
         let mut notes = Notes::default();
-        let (snapshot, _lock) = self.add(snapshot, same.map(|_| was_pulled), |snapshot| {
+        let replaces = same.map(|_| was_pulled);
+        let (snapshot, _lock) = self.add(snapshot, replaces, claim_for_pull, |snapshot| {
             let directory = snapshot.directory.clone();
-            let land = |name: &str, file: &Option<Identity>| {
-                file.as_ref()
-                    .map(|file| land(&directory.join(name), file.size))
-                    .transpose()
-            };
-            fetch(Landings {
-                disk: land(DISK, &files.disk)?,
-                memory: land(MEMORY, &files.memory)?,
-                machine: land(MACHINE, &files.machine)?,
-            })?;
+            let size = |file: &Option<Identity>| file.as_ref().map(|file| file.size);
+            let sizes = [&files.disk, &files.memory, &files.machine].map(size);
+            fetch(Landings::new(&directory, sizes, is_lazy)?)?;
             for (part, file) in [
                 (DISK, &files.disk),
                 (MACHINE, &files.machine),
                 (MEMORY, &files.memory),
             ] {
-                let Some(expected) = file else {
+                let Some(expected) = file.as_ref().filter(|_| part != MEMORY || !is_lazy) else {
                     continue;
                 };
                 let path = directory.join(part);
@@ -459,7 +455,8 @@ impl Snapshots<'_> {
                 }
                 sync(&path).map_err(Error::state("writing", &path))?;
             }
-            notes = finish(snapshot, &directory)?;
+            let expected = files.memory.as_ref().filter(|_| is_lazy);
+            notes = finish(snapshot, &directory, expected)?;
             Ok::<_, E>(())
         })?;
         Ok((snapshot, notes))
@@ -488,13 +485,18 @@ impl Snapshots<'_> {
                 publish(&path, &map).map_err(Error::state("writing", &path))?;
             }
         }
-        let place = Place {
-            pulled: snapshot.places.iter().any(|other| {
-                other.pulled
-                    && (&other.reference, &other.manifest) == (&place.reference, &place.manifest)
-            }),
-            ..place
+        let mut place = place;
+        let mut others = snapshot.places.iter().filter(|other| other.pulled);
+        let is_same = |other: &&Place| {
+            (&other.reference, &other.manifest) == (&place.reference, &place.manifest)
         };
+        if let Some(same) = others.find(is_same) {
+            // What is pushed where it came from is still what was pulled.
+            if !place.pulled {
+                place.pulled = true;
+                place.signers.clone_from(&same.signers);
+            }
+        }
         snapshot
             .places
             .retain(|other| other.reference != place.reference);
@@ -504,29 +506,27 @@ impl Snapshots<'_> {
     }
 }
 
-/// Completes a snapshot whose files are here.
-fn finish(snapshot: &mut Snapshot, directory: &Path) -> Result<Notes, Error> {
+/// Completes a snapshot whose files are here. `expected` is what its memory is to have if that comes later.
+fn finish(
+    snapshot: &mut Snapshot,
+    directory: &Path,
+    expected: Option<&Identity>,
+) -> Result<Notes, Error> {
     let Some(machine) = &mut snapshot.memory else {
         return settle(&directory.join(DISK));
     };
-    let path = directory.join(MEMORY);
-    machine.set_written(written(&path).map_err(Error::state("reading", &path))?);
+    let path = directory.join(if expected.is_some() { PART } else { MEMORY });
+    let look = || match expected {
+        // It is the memory's stamp no more once that has come: then the digest is compared.
+        Some(Identity { sha256, .. }) => Ok(Written {
+            stamp: Stamp::of(&path)?,
+            sha256: sha256.clone(),
+        }),
+        None => written(&path),
+    };
+    machine.set_written(look().map_err(Error::state("reading", &path))?);
     describe(directory, machine)?;
     Ok(Notes::default())
-}
-
-/// Returns where the map of a file is kept.
-fn map_of(file: &Path) -> PathBuf {
-    file.with_extension("map")
-}
-
-fn land(path: &Path, size: u64) -> Result<Landing, Error> {
-    Ok(Landing {
-        file: copy::create(path).map_err(Error::state("making", path))?,
-        path: path.to_owned(),
-        size,
-        map: map_of(path),
-    })
 }
 
 /// Returns the identity of a memory, whose digest is known if it was checked, and its file.

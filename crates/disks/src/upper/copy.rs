@@ -11,12 +11,10 @@ use rustix::io::Errno;
 /// Bytes copied at a time.
 const PIECE: usize = 1 << 20;
 
-/// Copies the file at `from` to a new file at `to`, durably. No process may change `from`
-/// meanwhile.
-pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    let source = File::open(from)?;
+/// Copies a file to a new file at `to`, durably. No process may change it meanwhile.
+pub fn copy(source: &File, to: &Path) -> io::Result<()> {
     let target = create(to)?;
-    let copied = fill(&source, &target, &mut || ());
+    let copied = fill(source, &target, &mut || ());
     let result = copied.and_then(|()| target.sync_all());
     if result.is_err() {
         let _ = fs::remove_file(to);
@@ -94,6 +92,7 @@ mod tests {
         file.write_all_at(b"begin", 0).unwrap();
         file.write_all_at(b"middle", (300 << 20) + 7).unwrap();
         file.write_all_at(b"end", (1 << 30) - 3).unwrap();
+        let from = File::open(from).unwrap();
         copy(&from, &to).unwrap();
         let copied = File::open(&to).unwrap();
         assert_eq!(copied.metadata().unwrap().len(), 1 << 30);

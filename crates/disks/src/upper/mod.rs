@@ -30,11 +30,11 @@ pub const SERIAL: &str = "upper";
 /// Serial number of the layer of patches.
 pub const PATCHES_SERIAL: &str = "patches";
 
-/// Makes a sandbox's disk in a new file, as a copy of `original`.
-pub fn copy_disk(original: &Path, path: &Path) -> Result<(), Error> {
+/// Makes a sandbox's disk in a new file at `path`, as a copy of `original`, which is at `from`.
+pub fn copy_disk(original: &File, from: &Path, path: &Path) -> Result<(), Error> {
     copy(original, path).map_err(|error| Error::Disk {
         what: "copying",
-        path: original.to_owned(),
+        path: from.to_owned(),
         source: error.into(),
     })
 }

@@ -50,7 +50,8 @@ impl Volumes<'_> {
             VolumeWish::Write
         };
         let busy = || self.busy(name, wish);
-        if let Some(disk) = disk::lock(&volume, false)? {
+        volume.note_use();
+        if let Some(disk) = self.lock_disk(&volume, false)? {
             // Read again under the lock.
             volume = self.get(name)?;
             if volume.is_new {
@@ -70,7 +71,7 @@ impl Volumes<'_> {
         } else if !usage.read_only {
             return Err(busy());
         }
-        disk::lock(&volume, true)?.ok_or_else(busy)
+        self.lock_disk(&volume, true)?.ok_or_else(busy)
     }
 
     /// Makes the error about a volume whose lock another process holds.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! volumes/<name>/disk.ext4      the disk; locked (flock) by whatever uses it
+//! volumes/<name>/*.chunks       in its place while it is packed (`micabox_image::store`)
 //! volumes/<name>/volume.json    the volume's record
 //! volumes/.new/                 one under construction
 //! volumes/.old-<name>/          one being removed
@@ -14,6 +15,7 @@
 
 mod attach;
 mod disk;
+mod packed;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 use micabox_error::{Error, VolumeUser, VolumeWish};
 use micabox_ground::{clock, publish};
+use micabox_image::store::packed_size;
 use micabox_state::{Lock, Sandboxes, VOLUME_DISK, is_valid_name as is_valid, old_volume};
 use serde::{Deserialize, Serialize};
 use tracing::info;
@@ -63,12 +66,16 @@ impl Volume {
         self.directory.join(VOLUME_DISK)
     }
 
-    /// Returns the disk's size in bytes, and how many of them the host has allocated.
+    /// Returns the disk's size in bytes, and how many of them the host has allocated: of one that is packed none, as its
+    /// chunks may be others' as well.
     ///
     /// # Errors
-    /// [`Error::State`].
+    /// [`Error::State`]; [`Error::Store`].
     pub fn size(&self) -> Result<(u64, u64), Error> {
         let path = self.disk();
+        if let Some(packed) = packed_size(&path)? {
+            return Ok((packed.length, 0));
+        }
         let metadata = path.metadata().map_err(Error::state("reading", &path))?;
         Ok((metadata.len(), metadata.blocks().saturating_mul(512)))
     }
@@ -196,9 +203,14 @@ impl Volumes<'_> {
             });
         }
         let (_, _names) = self.lock()?;
+        let _packed = self.0.store().hold_packed(&volume.disk())?;
         // The lock is released when the file is closed at the end.
-        let lock = disk::lock(&volume, false)?;
-        let _lock = lock.ok_or_else(|| self.busy(name, VolumeWish::Remove))?;
+        let _lock = if volume.is_packed() {
+            None
+        } else {
+            let lock = disk::lock(&volume, false)?;
+            Some(lock.ok_or_else(|| self.busy(name, VolumeWish::Remove))?)
+        };
         let old = old_volume(self.0.store().root(), name);
         remove(&old)?;
         // From here on there is no such volume, even if removing its files fails.
@@ -215,8 +227,9 @@ impl Volumes<'_> {
     pub fn resize(&self, name: &str, size: u64) -> Result<u64, Error> {
         let volume = self.get(name)?;
         let size = disk::checked(name, size)?;
-        let disk =
-            disk::lock(&volume, false)?.ok_or_else(|| self.busy(name, VolumeWish::Resize))?;
+        volume.note_use();
+        let disk = self.lock_disk(&volume, false)?;
+        let disk = disk.ok_or_else(|| self.busy(name, VolumeWish::Resize))?;
         let grown = disk::grow(&volume, &disk, size);
         // To close it is not enough: the worker may have it open for a moment longer.
         let _ = disk.file().unlock();

@@ -1,17 +1,15 @@
 //! The missing parts of an image's layers: their registry has them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::path::Path;
+use std::sync::Arc;
 
 use micabox_error::Error;
-use micabox_ground::lock;
 use micabox_image::store::Image;
-use micabox_lazy::{Order, Recorder};
+use micabox_lazy::{AHEAD_ROOM, Ahead, Order, Recorder};
 
 use crate::holder::shown;
-
-/// Parts that are fetched at the same time, in the order of an earlier start: each is an answer to wait for.
-const AT_ONCE: usize = 4;
+use crate::served::has_room;
 
 /// An image's layers of which only a part is here.
 pub(super) struct Missing {
@@ -45,41 +43,30 @@ impl Missing {
         self.layers.get(&number)
     }
 
-    /// Begins to fetch what an earlier start has read, in threads.
-    pub(super) fn prefetch(&self, order: &Order) {
-        let runs = order.runs().filter_map(|(layer, run)| {
-            let layer = self.layers.get(&layer)?;
-            Some((Arc::clone(layer), run))
+    /// Begins to fetch what an earlier start has read, in threads. They end where the store's disk would lose its reserve.
+    pub(super) fn prefetch(&self, order: &Order, store: &Path) {
+        let (layers, store) = (self.layers.clone(), store.to_owned());
+        Ahead::begin(order, move |layer, chunks| {
+            let layer = layers.get(&layer);
+            // A read of the chunk fails with the reason.
+            has_room(&store, AHEAD_ROOM) && layer.is_none_or(|layer| layer.prefetch(chunks).is_ok())
         });
-        let runs: Vec<_> = runs.collect();
-        let runs = Arc::new(Mutex::new(runs.into_iter()));
-        for _ in 0..AT_ONCE {
-            let runs = Arc::clone(&runs);
-            let next = move || lock(&runs).next();
-            let fetch = move || {
-                while let Some((layer, run)) = next() {
-                    // A read of the chunk fails with the reason.
-                    if layer.prefetch(run).is_err() {
-                        return;
-                    }
-                }
-            };
-            // Without a thread, chunks come when they are read.
-            let _ = std::thread::Builder::new()
-                .name("prefetch".into())
-                .spawn(fetch);
-        }
     }
 
-    /// Keeps the order in which layers were read so far, unless the image has one.
+    /// Keeps the order in which layers were read so far, unless the image has one of another start.
     pub(super) fn keep_order(&self, image: &Image) {
         let (store, digest) = (&image.store, &image.manifest_digest);
-        let order = self.recorder.order();
-        if !order.is_empty() && store.start_order(digest).is_none() {
+        let kept = store.start_order(digest);
+        if let Some(order) = self.recorder.order_to_keep(kept.as_ref()) {
             // Without it, a later start is slower.
             let _ = store.keep_start_order(digest, &order);
         }
     }
+}
+
+/// Returns what the settings have of it.
+pub(super) fn makes_whole() -> bool {
+    registry::makes_whole()
 }
 
 /// Fetches the rest of an image's layers.
@@ -138,6 +125,11 @@ mod registry {
         }
     }
 
+    pub(super) fn makes_whole() -> bool {
+        // Settings that can't be read are an error where they are needed.
+        Settings::load().map_or(true, |settings| settings.make_whole)
+    }
+
     /// Returns those of this user's settings.
     fn options(image: &Image) -> Result<PullOptions, Error> {
         let settings = Settings::load().map_err(|error| incomplete(image, error))?;
@@ -155,6 +147,10 @@ mod registry {
     const NO_REGISTRY: &str = "this program was built without the feature `registry`";
 
     pub(super) struct Layers;
+
+    pub(super) fn makes_whole() -> bool {
+        true
+    }
 
     impl Layers {
         pub(super) fn of(image: &Image) -> Result<Self, Error> {

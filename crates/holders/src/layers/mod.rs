@@ -1,9 +1,10 @@
 //! Opens an image's layers, whole or not.
 //!
 //! A layer that is packed, or of which only a part is here, has no file that a machine could map. A process of its own
-//! ([`holder`]) serves such layers as files by FUSE: a machine gets their descriptors and uses them as any others, so the
-//! kernel caches what was read once for all machines. Meanwhile the process makes the image whole, for those that come
-//! later. It ends when that is done and none of its files is open any more, in any process.
+//! ([`holder`]) serves such layers in two ways. By FUSE they are files: who gets their descriptors uses them as any others.
+//! Where a reader can ask for what it reads, they are sparse files, and no FUSE is needed. Both ways the kernel caches what
+//! was read once for all machines. Meanwhile the process makes the image whole, for those that come later. It ends when
+//! that is done and no process uses its files any more.
 
 mod holder;
 mod missing;
@@ -16,15 +17,110 @@ use std::path::Path;
 use micabox_error::Error;
 use micabox_image::progress::Silent;
 use micabox_image::store::Image;
+use micabox_image::{Digest, Store};
+use micabox_layerfs::ask::Asker;
 use micabox_state::Lock;
+use micabox_vmm::Part;
 use rustix::process::{getegid, geteuid};
 use tracing::info;
 
-use crate::holder::{Done, Holders, PATIENCE, Wanted, name, not_served, shown};
-use crate::message::receive;
+use crate::holder::{Holders, Wanted, name, not_served, shown};
 use crate::own_process::Environment;
+use crate::served::{self, Greeting};
 
 pub use holder::KIND;
+
+/// A layer that is open.
+pub(crate) struct Opened {
+    pub(crate) file: File,
+    /// What its server has of it, if it has one.
+    pub(crate) part: Option<Part>,
+}
+
+/// Opens the layers of an image for a reader that asks for what it reads, where they are not whole.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_parts(image: &Image) -> Result<Vec<Opened>, Error> {
+    image.store.note_use(image);
+    let server = if is_whole(image) {
+        None
+    } else {
+        serve(image).map_or_else(
+            |error| instead(image, error).map(|()| None),
+            |it| Ok(Some(it)),
+        )?
+    };
+    let opened = image.layers.iter().zip(0..).map(|(layer, number)| {
+        let whole = File::open(&layer.path);
+        let Some(server) = server.as_ref().filter(|_| is_missing(&whole)) else {
+            let file = whole.map_err(|source| unusable(&layer.path, source))?;
+            return Ok(Opened { file, part: None });
+        };
+        let fused = server.files.as_ref().ok();
+        // Another group may be as another user to FUSE.
+        let fused = fused
+            .and_then(|files| files.get(number as usize))
+            .filter(|file| file.metadata().is_ok());
+        let part = Part {
+            server: image.manifest_digest.to_string(),
+            number,
+            is_readable: fused.is_some(),
+        };
+        let file = match fused {
+            Some(file) => file.try_clone(),
+            None => head(&server.asker, number),
+        };
+        let file = file.map_err(|source| unusable(&layer.path, source))?;
+        let part = Some(part);
+        Ok(Opened { file, part })
+    });
+    opened.collect()
+}
+
+/// Returns a layer's sparse file, with what its check reads.
+fn head(asker: &Asker, number: u32) -> io::Result<File> {
+    let opened = asker.open(number)?;
+    asker.bring(number, 0..1)?;
+    opened.file.try_clone()
+}
+
+/// Connects to the server of an image's layers, which is started if it has ended.
+///
+/// # Errors
+/// Those of finding the image, and of the server.
+pub fn connect(store: &Store, image: &str) -> Result<UnixStream, Error> {
+    let digest = image.parse();
+    let digest = digest.map_err(|_| Error::NotServed {
+        tree: image.to_owned(),
+        problem: "it is no digest".to_owned(),
+    })?;
+    let image = store.image_by_digest(&digest)?;
+    Holders::of(store)?.hold(&Asked(Served(&image)))
+}
+
+fn is_missing(opened: &io::Result<File>) -> bool {
+    matches!(opened, Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
+fn unusable(path: &Path, source: io::Error) -> Error {
+    Error::ImageFile {
+        path: path.to_owned(),
+        source: source.into(),
+    }
+}
+
+/// Makes an image whole whose layers can't be served.
+fn instead(image: &Image, error: Error) -> Result<(), Error> {
+    match error {
+        // It waits for a registry: this process would wait as well.
+        error @ Error::HolderStuck(_) if image.is_lazy() => Err(error),
+        error => {
+            info!(image = shown(image), %error, "layers can't be served: making them whole");
+            make_whole(image)
+        }
+    }
+}
 
 /// Opens the layers of an image for reading. Those that are packed are served; where they can't be, as without FUSE,
 /// they are unpacked first.
@@ -36,14 +132,9 @@ pub fn open(image: &Image) -> Result<Vec<File>, Error> {
     store.note_use(image);
     let mut served = Vec::new();
     if !is_whole(image) {
-        match serve(image) {
+        match serve(image).and_then(|server| by_fuse(image, server)) {
             Ok(files) => served = files,
-            // It waits for a registry: this process would wait as well.
-            Err(error @ Error::HolderStuck(_)) if image.is_lazy() => return Err(error),
-            Err(error) => {
-                info!(image = shown(image), %error, "layers can't be served: making them whole");
-                make_whole(image)?;
-            }
+            Err(error) => instead(image, error)?,
         }
     }
     let mut served = served.into_iter();
@@ -51,12 +142,8 @@ pub fn open(image: &Image) -> Result<Vec<File>, Error> {
     let opened = layers.map(|layer| {
         let served = served.next();
         match (File::open(&layer.path), served) {
-            (Ok(whole), _) => Ok(whole),
-            (Err(error), Some(served)) if error.kind() == io::ErrorKind::NotFound => Ok(served),
-            (Err(error), _) => Err(Error::ImageFile {
-                path: layer.path.clone(),
-                source: error.into(),
-            }),
+            (whole, Some(served)) if is_missing(&whole) => Ok(served),
+            (whole, _) => whole.map_err(|source| unusable(&layer.path, source)),
         }
     });
     opened.collect()
@@ -66,6 +153,12 @@ pub fn open(image: &Image) -> Result<Vec<File>, Error> {
 pub fn is_whole(image: &Image) -> bool {
     let mut layers = image.layers.iter();
     layers.all(|layer| image.store.is_whole(layer))
+}
+
+/// Returns whether this user's settings have images and memories become whole once they are used, as those without a file
+/// of settings do.
+pub fn makes_whole() -> bool {
+    missing::makes_whole()
 }
 
 /// Makes a file of each of an image's layers: those that are packed are unpacked, and of those of which only a part is
@@ -81,8 +174,14 @@ pub fn make_whole(image: &Image) -> Result<(), Error> {
     Ok(())
 }
 
-fn serve(image: &Image) -> Result<Vec<File>, Error> {
-    let files = Holders::of(&image.store)?.hold(&Served(image))?;
+/// Returns what the server of an image's layers gives, which is started if there is none.
+fn serve(image: &Image) -> Result<Greeting, Error> {
+    Holders::of(&image.store)?.hold(&Served(image))
+}
+
+/// Returns the files that a server gives by FUSE.
+fn by_fuse(image: &Image, server: Greeting) -> Result<Vec<File>, Error> {
+    let files = server.files;
     let files = files.map_err(|problem| not_served(image, problem))?;
     if files.len() != image.layers.len() {
         return Err(not_served(image, "its server has other layers"));
@@ -99,8 +198,7 @@ fn serve(image: &Image) -> Result<Vec<File>, Error> {
 struct Served<'a>(&'a Image);
 
 impl Wanted for Served<'_> {
-    /// Files, or why there are none.
-    type Held = Result<Vec<File>, String>;
+    type Held = Greeting;
 
     /// This user and group, to whom alone FUSE shows the files, and the image.
     fn id(&self) -> io::Result<String> {
@@ -110,17 +208,24 @@ impl Wanted for Served<'_> {
         Ok(name(&[b"layers", &user, &group, image.as_bytes()]))
     }
 
-    fn image(&self) -> &Image {
-        self.0
+    fn shown(&self) -> String {
+        shown(self.0)
+    }
+
+    fn images(&self) -> Vec<Digest> {
+        vec![self.0.manifest_digest]
     }
 
     fn start(&self, directory: &Path, listener: UnixListener, lock: &Lock) -> Result<(), Error> {
-        let job = holder::Job {
+        let job = served::Job {
             store: self.0.store.root().to_owned(),
             directory: directory.to_owned(),
-            manifest: self.0.manifest_digest.to_string(),
-            name: shown(self.0),
-            is_lazy: self.0.is_lazy(),
+            of: holder::Job {
+                manifest: self.0.manifest_digest.to_string(),
+                name: shown(self.0),
+                is_lazy: self.0.is_lazy(),
+                makes_whole: makes_whole(),
+            },
         };
         let environment = if self.0.is_lazy() {
             Environment::All
@@ -138,8 +243,33 @@ impl Wanted for Served<'_> {
     }
 
     fn greeted(&self, connection: UnixStream) -> io::Result<Self::Held> {
-        connection.set_read_timeout(Some(PATIENCE))?;
-        let (done, files) = receive::<Done>(&connection)?;
-        Ok(done.map(|()| files.into_iter().map(File::from).collect()))
+        served::greeting(connection)
+    }
+}
+
+/// The same, of which only the connection is wanted.
+struct Asked<'a>(Served<'a>);
+
+impl Wanted for Asked<'_> {
+    type Held = UnixStream;
+
+    fn id(&self) -> io::Result<String> {
+        self.0.id()
+    }
+
+    fn shown(&self) -> String {
+        self.0.shown()
+    }
+
+    fn images(&self) -> Vec<Digest> {
+        self.0.images()
+    }
+
+    fn start(&self, directory: &Path, listener: UnixListener, lock: &Lock) -> Result<(), Error> {
+        self.0.start(directory, listener, lock)
+    }
+
+    fn greeted(&self, connection: UnixStream) -> io::Result<UnixStream> {
+        served::connected(connection)
     }
 }

@@ -5,12 +5,12 @@ use super::list::all;
 use super::row::Whose;
 
 /// What is of images only.
-pub const OF_ROOT_DISKS: [&str; 5] = ["pull", "lazy", "platform", "root", "trim"];
+pub const OF_ROOT_DISKS: [&str; 6] = ["pull", "lazy", "platform", "root", "verity", "trim"];
 
-/// Returns what a snapshot has already.
+/// Returns what a snapshot has already. Its memory may come later, as an image does.
 #[must_use]
 pub fn of_snapshots() -> Vec<&'static str> {
-    let of_images = all().filter(|option| option.whose == Whose::Image);
+    let of_images = all().filter(|option| option.whose == Whose::Image && option.name != "lazy");
     of_images.map(|option| option.name).collect()
 }
 

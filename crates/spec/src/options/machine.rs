@@ -52,8 +52,9 @@ pub struct MachineOptions {
     #[cfg_attr(feature = "clap", arg(long, value_name = "WHEN"))]
     pub pull: Option<Pull>,
 
-    /// Start before all of the image is here: what is missing is fetched when it is read, and the rest meanwhile. For
-    /// images that `mica push --erofs` or `mica convert` put into their registry [default: the settings', or false]
+    /// Start before all of the image is here, or of the memory of the snapshot `--from`: what is missing is fetched when
+    /// it is read, and the rest meanwhile. For images that `mica push --erofs` or `mica convert` put into their registry
+    /// [default: the settings', or false]
     #[cfg_attr(feature = "clap", arg(
         long,
         value_name = "BOOL",
@@ -94,6 +95,12 @@ pub struct MachineOptions {
     )]
     pub root: Root,
 
+    /// Have the guest check each block of the image that it reads (dm-verity): what the host's disk, or a program beside
+    /// mica, has changed of it since it was pulled is an error of reading. The image is a disk then (`--transport blk`)
+    /// and all of it is here first; the first such start makes its hash tree
+    #[cfg_attr(feature = "clap", arg(long))]
+    pub verity: bool,
+
     /// Leave out of the root what the program doesn't need: paths with `*` for any part of a name, all
     /// below included, or words for several; `/PATH/**` for the files below and not the directories;
     /// `!PATH` for what stays. Nothing is copied, and an image that is committed has it again
@@ -130,6 +137,7 @@ impl Default for MachineOptions {
             init: true,
             transport: Transport::default(),
             root: Root::default(),
+            verity: false,
             trim: Vec::new(),
             backend: BackendChoice::default(),
             quiet: false,
@@ -152,6 +160,7 @@ impl MachineOptions {
             init,
             transport,
             root,
+            verity,
             backend,
             quiet: _, // about what is printed
         } = self;
@@ -174,6 +183,9 @@ impl MachineOptions {
         }
         if *root != Root::default() {
             spec.root = *root;
+        }
+        if *verity {
+            spec.verity = true;
         }
         spec.backend = *backend;
     }
@@ -346,7 +358,7 @@ pub(super) const OPTIONS: &[Row<MachineOptions>] = &[
         option: Opt {
             name: "lazy",
             kind: Kind::Flag,
-            help: "Whether it starts before all of its image is here. Default: {false}, or what the settings say.",
+            help: "Whether it starts before all of its image, or of its snapshot's memory, is here. Default: {false}, or what the settings say.",
             listed: Some(500),
             below: Some((Heading::Sandbox, 110)),
             whose: Whose::Image,
@@ -400,6 +412,18 @@ pub(super) const OPTIONS: &[Row<MachineOptions>] = &[
             whose: Whose::Machine,
         },
         late: |machine| Late::flag(machine.root != Root::Merged, "--root"),
+        takes: nothing,
+    },
+    Row {
+        option: Opt {
+            name: "verity",
+            kind: Kind::Flag,
+            help: "Whether the guest checks each block of the image that it reads; over a disk alone. Default: {false}.",
+            listed: Some(485),
+            below: Some((Heading::Machine, 35)),
+            whose: Whose::Machine,
+        },
+        late: |machine| Late::flag(machine.verity, "--verity"),
         takes: nothing,
     },
     Row {
