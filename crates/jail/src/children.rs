@@ -18,10 +18,11 @@ pub fn adopt_orphans() -> std::io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// Kills this process's children, waits for them, and does the same to orphans that it gets by that.
-pub fn end_children() {
+/// Kills this process's children but for some, waits for them, and does the same to orphans that it gets by that.
+pub fn end_children_but(spared: &[Pid]) {
     loop {
-        let children = children();
+        let mut children = children();
+        children.retain(|child| !spared.contains(child));
         if children.is_empty() {
             return;
         }

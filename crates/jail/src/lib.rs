@@ -57,13 +57,14 @@ mod seccomp;
 mod start;
 mod tail;
 mod title;
+mod verity;
 mod walls;
 mod worker;
 mod zygote;
 
 pub use call::{Call, CallError, Death, Limits, Worker, probe, wait_for_ended_workers};
 pub use channel::clone_fuse_channel;
-pub use children::{adopt_orphans, end_children};
+pub use children::{adopt_orphans, end_children_but};
 pub use feed::{Fed, Feed, NoRoom};
 pub use fuse_ring::{FuseRing, RING_HEADERS};
 pub use heap::give_back_free_memory;
@@ -76,6 +77,7 @@ pub use start::confine::{
 };
 pub use start::supervised::{Running, Supervised};
 pub use tail::Tail;
+pub use verity::{enable_verity, verity_digest};
 pub use walls::Error as WallsError;
 pub use walls::{
     Error, FOLDER_CAPABILITIES, View, Walls, enter, enter_available, enter_folder,

@@ -258,7 +258,7 @@ mod tests {
             .spawn()
             .unwrap();
         let process = ProcessId::of(child.id()).unwrap();
-        assert!(process.end(Duration::from_secs(60)));
+        assert!(process.end(micabox_testing::PATIENCE));
         // The child has not been reaped yet.
         assert_eq!(ours.read(&mut [0]).unwrap(), 0);
         assert!(process.end(Duration::ZERO));

@@ -192,6 +192,7 @@ struct Bars {
     all: MultiProgress,
     phase: ProgressBar,
     layers: Mutex<HashMap<Digest, ProgressBar>>,
+    files: Mutex<HashMap<String, ProgressBar>>,
 }
 
 impl Bars {
@@ -205,6 +206,7 @@ impl Bars {
             all,
             phase,
             layers: Mutex::new(HashMap::new()),
+            files: Mutex::new(HashMap::new()),
         }
     }
 
@@ -255,6 +257,22 @@ impl Bars {
     }
 }
 
+impl Bars {
+    fn file(&self, name: &str, bytes: u64, of: u64) {
+        let mut files = lock(&self.files);
+        let bar = files.entry(name.to_owned()).or_insert_with(|| {
+            let bar = ProgressBar::new(of).with_style(style(TRANSFER));
+            let bar = self.all.add(bar);
+            bar.set_prefix(visible::line(name).into_owned());
+            bar.set_message(self.words.layers);
+            bar
+        });
+        // A snapshot has two files, one after the other.
+        bar.set_length(of);
+        bar.set_position(bytes);
+    }
+}
+
 impl Progress for Bars {
     fn event(&self, event: Event<'_>) {
         match event {
@@ -271,6 +289,7 @@ impl Progress for Bars {
                 }
             }
             Event::Layer { diff_id, state } => self.layer(diff_id, &state),
+            Event::File { name, bytes, of } => self.file(name, bytes, of),
             Event::Notice(text) => {
                 let _ = self.all.println(visible::line(&format!("mica: {text}")));
             }
@@ -283,8 +302,9 @@ impl Drop for Bars {
     fn drop(&mut self) {
         // Leaves the terminal clean after an error, too.
         self.phase.finish_and_clear();
-        let layers = lock(&self.layers);
-        for bar in layers.values().filter(|bar| !bar.is_finished()) {
+        let (layers, files) = (lock(&self.layers), lock(&self.files));
+        let all = layers.values().chain(files.values());
+        for bar in all.filter(|bar| !bar.is_finished()) {
             bar.abandon();
         }
     }

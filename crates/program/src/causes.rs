@@ -84,6 +84,10 @@ const CAUSES: &[Cause] = causes! {
     E::NoImage(_) => "`mica snapshot create` keeps its changes, or `mica cp` gets files out",
     E::NotTrimmed("a stack of layers") => "omit `--root stacked`: a merged root shows the same",
     E::NotTrimmed("a root disk") => "omit --trim: it leaves files of an image out",
+    E::NotChecked("an image that is mapped as memory") => "omit `--transport pmem`: mapped pages come from this machine's \
+        page cache, past dm-verity. `mica doctor` says whether fs-verity checks them here",
+    E::NotChecked("a stack of layers") => "omit `--root stacked`: a merged root shows the same",
+    E::NotChecked("a root disk") => "omit --verity: it is about images",
     E::NotInPlace(_) => "omit :rw, and the file is not changed",
     // Folders of the host.
     E::Share { source, .. } if source.kind() == io::ErrorKind::NotFound =>

@@ -109,7 +109,10 @@ impl Failure {
     /// Says where the policy is that does not let an image be used, if that is what failed.
     fn of_policy(self, is_refused: bool) -> Self {
         if is_refused {
-            self.hint("the policy is the file that `policy` in mica's settings names")
+            self.hint(
+                "the policy is the file that `policy` in mica's settings names, or else \
+                 ~/.config/containers/policy.json or /etc/containers/policy.json",
+            )
         } else {
             self
         }
@@ -267,9 +270,11 @@ impl From<micabox_transfer::PullError> for Failure {
             Pull::Never { .. } => Some(ErrorKind::NotFound),
             Pull::Registry(failed) if failed.reason.is_missing() => Some(ErrorKind::NotFound),
             Pull::Registry(failed) if failed.reason.is_outage() => Some(ErrorKind::Unreachable),
-            Pull::Refused { .. } | Pull::Signatures { .. } | Pull::Policy(_) => {
-                Some(ErrorKind::Invalid)
-            }
+            Pull::Beside { source, .. } if source.is_outage() => Some(ErrorKind::Unreachable),
+            Pull::Refused { .. }
+            | Pull::Signatures { .. }
+            | Pull::Beside { .. }
+            | Pull::Policy(_) => Some(ErrorKind::Invalid),
             Pull::Snapshot { .. } => Some(ErrorKind::Damaged),
             _ => None,
         };

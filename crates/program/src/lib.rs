@@ -9,6 +9,7 @@ pub mod failure;
 pub mod host_memory;
 pub mod limits;
 pub mod log;
+pub mod notes;
 pub mod output;
 pub mod packing;
 pub mod progress;

@@ -1,11 +1,11 @@
-//! The process that packs, in the background, images that were not used for long.
+//! The process that packs, in the background, images and snapshots that were not used for long.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use micabox_transfer::Settings;
 
-/// Packs images that were not used for as long as the settings say, in the background.
+/// Packs what was not used for as long as the settings say, in the background.
 pub fn after_pull(settings: &Settings) {
     let Some(days) = settings.pack_unused_days else {
         return;

@@ -12,6 +12,9 @@ use crate::output::write_stderr;
 /// Opens the user's store.
 pub fn store() -> Result<Store, Failure> {
     let store = Store::open(&Store::default_root()?)?;
+    // Settings that can't be read are reported by what needs them.
+    let is_off = Settings::load().is_ok_and(|settings| !settings.fs_verity);
+    let store = store.with_verity(!is_off);
     if let Some(mode) = store.tightened() {
         write_stderr(&format!(
             "mica: the store `{}` was open to other users (mode {mode:o}); now it is its owner's \

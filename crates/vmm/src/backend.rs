@@ -70,6 +70,9 @@ pub struct Limits {
     /// Whether a server of a shared folder is spoken to by vhost-user. It then maps the guest's
     /// memory.
     pub vhost_user: bool,
+    /// Whether disks can have files that have to be asked for ([`Part`](crate::Part)), and regions too where
+    /// [`userfaultfd`](crate::userfaultfd) works.
+    pub parts: bool,
     /// Whether a machine has a kernel of its own. Otherwise it has no disks, but trees that are mounted
     /// already ([`Tree`](crate::Tree)).
     pub own_kernel: bool,

@@ -35,6 +35,8 @@ pub struct MachineConfig {
     /// Trees that are mounted already, for a backend whose machines have no kernel of their own. All
     /// have the same users.
     pub trees: Vec<Tree>,
+    /// Connects to the servers of files of which only a part is here, if there are such files.
+    pub parts: Option<Arc<dyn PartServers>>,
     /// A network interface.
     pub network: Option<NetworkInterface>,
     /// Sockets between the guest's programs and the host's (virtio-vsock), where the backend has
@@ -50,6 +52,16 @@ pub struct MachineConfig {
     /// Processes and threads of all commands together, where the kernel is not the machine's own
     /// ([`Limits::own_kernel`](crate::Limits::own_kernel)); otherwise the guest limits them.
     pub max_processes: Option<u64>,
+}
+
+/// The servers of files of which only a part is here.
+pub trait PartServers: std::fmt::Debug + Send + Sync {
+    /// Returns a connection to a server, which has greeted, for [`Asker`](micabox_layerfs::ask::Asker). A server that has
+    /// ended is started again. Only a [`Part`](crate::Part) of the machine's files names it.
+    ///
+    /// # Errors
+    /// Why there is none, for a user.
+    fn connect(&self, server: &str) -> std::io::Result<std::os::unix::net::UnixStream>;
 }
 
 /// A tree that a kernel shared by many has mounted for a machine.
@@ -326,6 +338,7 @@ mod tests {
             pmem: Vec::new(),
             disks: Vec::new(),
             trees: Vec::new(),
+            parts: None,
             network: None,
             vsock: None,
             shares: Vec::new(),

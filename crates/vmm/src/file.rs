@@ -20,6 +20,19 @@ pub struct MachineFile {
     file: Arc<File>,
     length: u64,
     path: PathBuf,
+    part: Option<Part>,
+}
+
+/// A file that a process serves, because only a part of it is here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The server, by a name that [`PartServers::connect`](crate::PartServers::connect) knows.
+    pub server: String,
+    /// The number of the file there.
+    pub number: u32,
+    /// Whether the descriptor is read as that of any file, because it is FUSE's. Otherwise it is the sparse file, of
+    /// which nothing may be read that was not asked for.
+    pub is_readable: bool,
 }
 
 /// A [`MachineFile`] as a process sees it that gets the descriptor from another one.
@@ -31,6 +44,8 @@ pub struct FileRef {
     pub length: u64,
     /// The path at which it was opened.
     pub name: String,
+    /// What serves it, if only a part of it is here.
+    pub part: Option<Part>,
 }
 
 impl MachineFile {
@@ -77,6 +92,7 @@ impl MachineFile {
             file: Arc::new(file),
             length: metadata.len(),
             path,
+            part: None,
         })
     }
 
@@ -86,6 +102,7 @@ impl MachineFile {
             file: Arc::new(file),
             length: description.length,
             path: description.name.into(),
+            part: description.part,
         }
     }
 
@@ -95,7 +112,19 @@ impl MachineFile {
             number,
             length: self.length,
             name: self.path.display().to_string(),
+            part: self.part.clone(),
         }
+    }
+
+    /// Returns the same file, as one that is served.
+    #[must_use]
+    pub fn in_part(self, part: Option<Part>) -> Self {
+        Self { part, ..self }
+    }
+
+    /// Returns what serves the file, if only a part of it is here.
+    pub fn part(&self) -> Option<&Part> {
+        self.part.as_ref()
     }
 
     /// Opens the same file once more, with the same access: the result has locks and an offset of

@@ -34,13 +34,14 @@ use micabox_spec::BackendChoice;
 
 pub use backend::{Acceleration, Backend, Exit, FilesPerRegion, Limits, Machine, Memory};
 pub use config::{
-    Begin, Disk, MachineConfig, NetworkInterface, PmemRegion, Share, ShareServer, Sockets, Tree,
+    Begin, Disk, MachineConfig, NetworkInterface, PartServers, PmemRegion, Share, ShareServer,
+    Sockets, Tree,
 };
 pub use error::Error;
-pub use file::{FileRef, MachineFile};
+pub use file::{FileRef, MachineFile, Part};
 pub use host::{HOST_WORKER, Host};
 #[cfg(target_arch = "x86_64")]
-pub use kvm::{Kvm, WORKER};
+pub use kvm::{Kvm, WORKER, userfaultfd};
 pub use lack::Lack;
 pub use needs::{Difference, LeafDifference, NEEDS, Needs, Unreadable};
 pub use qemu::{QEMU_WORKER, Qemu};
@@ -108,6 +109,15 @@ fn own(find: fn() -> Result<Kvm, Lack>) -> Result<Box<dyn Backend>, Error> {
         Ok(kvm) => Ok(Box::new(kvm)),
         Err(lack) => Err(Error::NoKvm(lack)),
     }
+}
+
+/// Checks that a machine of our own monitor has memory filled when it is missed.
+///
+/// # Errors
+/// Always, elsewhere than on x86-64.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn userfaultfd() -> Result<(), Lack> {
+    Err(Lack::new("our own virtual machine monitor is for x86-64"))
 }
 
 /// Our own backend, which is for x86-64.

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use micabox_ground::hex;
 use micabox_wire::{BootFailed, Device, Extent, Range};
 
-use super::device_mapper::DeviceMapper;
+use super::device_mapper::{CONTROL, DeviceMapper};
 use crate::announced::wait_for;
 use crate::step::{Step, failed};
 
@@ -52,6 +52,12 @@ impl Devices {
         let (mut name, dax) = match &extent.device {
             Device::Pmem { uuid } => (self.pmem(uuid)?, true),
             Device::Disk { serial } => (disk(serial)?, false),
+            Device::Verity {
+                serial,
+                tree,
+                blocks,
+                root,
+            } => (self.verity(serial, tree, *blocks, root)?, false),
         };
         if let Some(range) = extent.range {
             name = self.piece(name, range)?;
@@ -104,6 +110,30 @@ impl Devices {
         }
     }
 
+    /// Returns the device of the first `blocks` of a disk, which are checked against the tree on another one.
+    fn verity(
+        &mut self,
+        serial: &str,
+        tree: &str,
+        blocks: u64,
+        root: &[u8; 32],
+    ) -> Result<String, BootFailed> {
+        let [data, tree] = [disk(serial)?, disk(tree)?].map(|name| format!("/dev/{name}"));
+        let target = format!("{data}, {blocks} blocks, with the tree on {tree}");
+        let mapper = self.mapper().step("open the device mapper", CONTROL)?;
+        mapper
+            .verity(&data, &tree, blocks, root)
+            .step("check a disk (dm-verity)", target)
+    }
+
+    fn mapper(&mut self) -> std::io::Result<&mut DeviceMapper> {
+        let mapper = match self.mapper.take() {
+            Some(mapper) => mapper,
+            None => DeviceMapper::open()?,
+        };
+        Ok(self.mapper.insert(mapper))
+    }
+
     /// Returns the device for `range` of the disk `name`: its partition, or a new device-mapper
     /// device.
     fn piece(&mut self, name: String, range: Range) -> Result<String, BootFailed> {
@@ -111,11 +141,7 @@ impl Devices {
             return Ok(partition);
         }
         let target = format!("/dev/{name}, {} bytes at {}", range.length, range.offset);
-        let opened = match self.mapper.take() {
-            Some(mapper) => Ok(mapper),
-            None => DeviceMapper::open(),
-        };
-        let mapper = match opened {
+        let mapper = match self.mapper() {
             // The kernel has no device mapper, but may still be scanning for partitions.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let partition = wait_for(|| {
@@ -126,9 +152,7 @@ impl Devices {
                 return partition
                     .ok_or_else(|| failed("find a piece of a device", &target, 0, detail));
             }
-            opened => self
-                .mapper
-                .insert(opened.step("open the device mapper", "/dev/mapper/control")?),
+            opened => opened.step("open the device mapper", CONTROL)?,
         };
         mapper
             .linear(&format!("/dev/{name}"), range)

@@ -1,4 +1,5 @@
-//! dm-linear: makes a device of a part of another device.
+//! The kernel's device mapper: devices of a part of another one (dm-linear), and those whose blocks are checked when they
+//! are read (dm-verity).
 //!
 //! The interface is the kernel's `linux/dm-ioctl.h`, version 4.
 
@@ -6,6 +7,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
+use micabox_ground::hex;
 use micabox_wire::Range;
 use rustix::io::Errno;
 
@@ -13,6 +15,8 @@ use crate::errno::last_errno;
 
 /// Bytes of a sector, the unit of tables.
 const SECTOR: u64 = 512;
+/// Bytes of a block that dm-verity checks, and of one of its tree.
+const VERITY_BLOCK: u64 = 4096;
 
 /// Bytes of `struct dm_ioctl`, which begins every request and answer.
 const HEADER: usize = 312;
@@ -48,6 +52,9 @@ enum Request {
     Resume = 6,
 }
 
+/// The path of its control device.
+pub const CONTROL: &str = "/dev/mapper/control";
+
 /// The device mapper's control device.
 #[derive(Debug)]
 pub struct DeviceMapper {
@@ -58,10 +65,7 @@ pub struct DeviceMapper {
 impl DeviceMapper {
     /// Opens the control device.
     pub fn open() -> std::io::Result<Self> {
-        let control = File::options()
-            .read(true)
-            .write(true)
-            .open("/dev/mapper/control")?;
+        let control = File::options().read(true).write(true).open(CONTROL)?;
         Ok(Self { control, made: 0 })
     }
 
@@ -74,11 +78,41 @@ impl DeviceMapper {
         {
             return Err(Errno::INVAL);
         }
-        let name = format!("piece-{}", self.made);
+        let parameters = format!("{path} {}", range.offset / SECTOR);
+        self.make("linear", range.length / SECTOR, parameters)
+    }
+
+    /// Makes a read-only device of the first `blocks` of the device at `path`, each of which is checked when it is read.
+    /// The tree is on the device at `tree`, behind a superblock, as `micabox_wire::Device::Verity` says. A block that is
+    /// not what it says can't be read: EIO, and nothing else. Returns the new device's kernel name.
+    pub fn verity(
+        &mut self,
+        path: &str,
+        tree: &str,
+        blocks: u64,
+        root: &[u8; 32],
+    ) -> rustix::io::Result<String> {
+        let sectors = blocks.checked_mul(VERITY_BLOCK / SECTOR);
+        let sectors = sectors.filter(|sectors| *sectors > 0).ok_or(Errno::INVAL)?;
+        // Version, both devices, sizes of their blocks, number of the former's, the tree's first block, digest, salt.
+        let root = hex(root);
+        let parameters =
+            format!("1 {path} {tree} {VERITY_BLOCK} {VERITY_BLOCK} {blocks} 1 sha256 {root} -");
+        self.make("verity", sectors, parameters)
+    }
+
+    /// Makes a read-only device of so many sectors, which one target has. Returns the new device's kernel name.
+    fn make(
+        &mut self,
+        target: &str,
+        sectors: u64,
+        parameters: String,
+    ) -> rustix::io::Result<String> {
+        let table = table(target, sectors, parameters)?;
+        let name = format!("image-{}", self.made);
         let created = self.request(Request::Create, &name, 0, &[])?;
         self.made += 1;
-        let target = linear_target(path, range)?;
-        self.request(Request::Load, &name, READ_ONLY, &target)?;
+        self.request(Request::Load, &name, READ_ONLY, &table)?;
         self.request(Request::Resume, &name, 0, &[])?;
         let device = created
             .get(DEVICE..DEVICE + 8)
@@ -123,21 +157,16 @@ impl DeviceMapper {
     }
 }
 
-/// Returns a table of one line, which maps the whole new device to `range` of the device at `path`.
-fn linear_target(path: &str, range: Range) -> rustix::io::Result<Vec<u8>> {
-    let parameters =
-        CString::new(format!("{path} {}", range.offset / SECTOR)).map_err(|_| Errno::INVAL)?;
-    let mut target = vec![0; TARGET];
-    put(&mut target, TARGET_FIRST, &0_u64.to_le_bytes());
-    put(
-        &mut target,
-        TARGET_LENGTH,
-        &(range.length / SECTOR).to_le_bytes(),
-    );
-    put(&mut target, TARGET_TYPE, b"linear");
-    target.extend_from_slice(parameters.as_bytes_with_nul());
-    target.resize(target.len().next_multiple_of(8), 0);
-    Ok(target)
+/// Returns a table of one line: this target has all sectors of the new device.
+fn table(target: &str, sectors: u64, parameters: String) -> rustix::io::Result<Vec<u8>> {
+    let parameters = CString::new(parameters).map_err(|_| Errno::INVAL)?;
+    let mut line = vec![0; TARGET];
+    put(&mut line, TARGET_FIRST, &0_u64.to_le_bytes());
+    put(&mut line, TARGET_LENGTH, &sectors.to_le_bytes());
+    put(&mut line, TARGET_TYPE, target.as_bytes());
+    line.extend_from_slice(parameters.as_bytes_with_nul());
+    line.resize(line.len().next_multiple_of(8), 0);
+    Ok(line)
 }
 
 /// Copies `bytes` to `buffer` at `at`. Does nothing if there is no room; the layout above has room

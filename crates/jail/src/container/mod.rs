@@ -53,6 +53,9 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWUSER
 const REFUSED: &str = "making namespaces (are user namespaces allowed here? sysctl \
      user.max_user_namespaces)";
 
+/// The step of an error in making a network interface.
+const INTERFACE: &str = "making its network interface (/dev/net/tun)";
+
 /// The message of a new container with its network device.
 const TAP: u8 = b't';
 /// The message of one that does not start, with the reason behind it.
@@ -95,6 +98,15 @@ pub struct Container<'a> {
     pub interface: Option<Interface>,
 }
 
+/// What the host's root makes for a container, as detached filesystems; nothing where another user starts it.
+#[derive(Clone, Copy)]
+struct Devices<'a> {
+    /// The nodes of its `/dev`.
+    nodes: Option<&'a OwnedFd>,
+    /// The node by which it makes its network interface.
+    tun: Option<&'a OwnedFd>,
+}
+
 /// The users of a container.
 #[derive(Clone, Copy, Debug)]
 pub enum Whose<'a> {
@@ -126,9 +138,11 @@ impl Container<'_> {
         let (ours, theirs) = UnixStream::pair().map_err(step("making a channel"))?;
         let keeper =
             pidfd_open(getpid(), PidfdFlags::empty()).map_err(step("naming its keeper"))?;
-        let nodes = geteuid().is_root().then(mounts::make_nodes);
-        let nodes = nodes.transpose();
+        let is_root = geteuid().is_root();
+        let nodes = is_root.then(mounts::make_nodes).transpose();
         let nodes = nodes.map_err(step("making its device nodes"))?;
+        let tun = (is_root && self.interface.is_some()).then(mounts::make_tun);
+        let tun = tun.transpose().map_err(step(INTERFACE))?;
         let give_nodes = |users: &OwnedFd| {
             if let Some(nodes) = &nodes {
                 // Before Linux 6.3 they are nobody's inside.
@@ -148,7 +162,11 @@ impl Container<'_> {
             }
             0 => {
                 drop(ours);
-                self.run(theirs, &keeper, nodes.as_ref(), count > 1)
+                let devices = Devices {
+                    nodes: nodes.as_ref(),
+                    tun: tun.as_ref(),
+                };
+                self.run(theirs, &keeper, devices, count > 1)
             }
             pid => pid as libc::pid_t,
         };
@@ -179,10 +197,10 @@ impl Container<'_> {
         &self,
         keeper: UnixStream,
         keeper_process: &OwnedFd,
-        nodes: Option<&OwnedFd>,
+        devices: Devices<'_>,
         has_groups: bool,
     ) -> ! {
-        let error = match self.become_first(&keeper, keeper_process, nodes, has_groups) {
+        let error = match self.become_first(&keeper, keeper_process, devices, has_groups) {
             Ok(never) => match never {},
             Err(error) => error,
         };
@@ -197,7 +215,7 @@ impl Container<'_> {
         &self,
         keeper: &UnixStream,
         process: &OwnedFd,
-        nodes: Option<&OwnedFd>,
+        devices: Devices<'_>,
         has_groups: bool,
     ) -> Result<Infallible, Error> {
         let failed =
@@ -209,15 +227,15 @@ impl Container<'_> {
             .map_err(step("waiting for its keeper"))?;
         if let Some(interface) = &self.interface {
             // As the user outside, who may open the device.
-            let tap = interface.make();
-            let tap = tap.map_err(step("making its network interface (/dev/net/tun)"))?;
+            let tap = mounts::open_tun(devices.tun).map_err(step(INTERFACE))?;
+            interface.make(&tap).map_err(step(INTERFACE))?;
             micabox_socket::send(keeper, &[TAP], &[tap.as_fd()])
                 .map_err(step("handing its network interface over"))?;
         }
         become_root(has_groups).map_err(step("becoming root inside"))?;
         // The change of users has undone it.
         die_with(process).map_err(failed)?;
-        mounts::change_root(nodes)?;
+        mounts::change_root(devices.nodes)?;
         close_on_exec_from(3).map_err(step("closing descriptors"))?;
         for descriptor in self.keep {
             inherit(*descriptor).map_err(step("keeping a descriptor"))?;

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, chmodat, makedev, mknodat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, chmodat, makedev, mknodat, openat};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount_bind, move_mount, unmount,
@@ -27,6 +27,9 @@ const NODES: [(&str, u32, u32); 6] = [
     ("tty", 5, 0),
 ];
 
+/// What makes network interfaces.
+const TUN: (&str, u32, u32) = ("tun", 10, 200);
+
 /// Everyone may read and write a node.
 const NODE: Mode = Mode::from_raw_mode(0o666);
 
@@ -37,6 +40,33 @@ const NODE: Mode = Mode::from_raw_mode(0o666);
 /// # Errors
 /// The system's.
 pub(super) fn make_nodes() -> io::Result<OwnedFd> {
+    make(&NODES)
+}
+
+/// Makes a node by which a container's first process makes its network interface, as this machine's root: that process
+/// has left root's users when it has its network, and the host's node may be root's alone. Returns a detached filesystem
+/// with it, for [`open_tun`].
+///
+/// # Errors
+/// The system's.
+pub(super) fn make_tun() -> io::Result<OwnedFd> {
+    make(&[TUN])
+}
+
+/// Opens what makes network interfaces in the calling process's network namespace, without blocking: the host's node, if
+/// none was made.
+///
+/// # Errors
+/// The system's.
+pub(super) fn open_tun(made: Option<&OwnedFd>) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(match made {
+        Some(nodes) => openat(nodes, TUN.0, flags, Mode::empty())?,
+        None => openat(CWD, "/dev/net/tun", flags, Mode::empty())?,
+    })
+}
+
+fn make(nodes: &[(&str, u32, u32)]) -> io::Result<OwnedFd> {
     let tmpfs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (option, value) in [("mode", "755"), ("size", "4k"), ("nr_inodes", "16")] {
         fsconfig_set_string(tmpfs.as_fd(), option, value)?;
@@ -44,7 +74,7 @@ pub(super) fn make_nodes() -> io::Result<OwnedFd> {
     fsconfig_create(tmpfs.as_fd())?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     let mount = fsmount(tmpfs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
-    for (name, major, minor) in NODES {
+    for &(name, major, minor) in nodes {
         mknodat(
             &mount,
             name,

@@ -1,10 +1,8 @@
 //! A container's network interface: a TAP device in its network namespace, whose other end is a file.
 
-use std::fs::File;
 use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
@@ -27,13 +25,9 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Makes the interface in the calling process's network namespace; returns its other end.
-    pub(super) fn make(&self) -> io::Result<OwnedFd> {
-        let device = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open("/dev/net/tun")?;
+    /// Makes the interface in the calling process's network namespace, where `device` was opened, and which is its other
+    /// end then.
+    pub(super) fn make(&self, device: &OwnedFd) -> io::Result<()> {
         let mut request = request();
         let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         request.ifr_ifru.ifru_flags = flags as libc::c_short;
@@ -51,7 +45,7 @@ impl Interface {
         control(socket.as_raw_fd(), libc::SIOCSIFHWADDR as _, &request)?;
         request.ifr_ifru.ifru_mtu = self.mtu.into();
         control(socket.as_raw_fd(), libc::SIOCSIFMTU as _, &request)?;
-        Ok(device.into())
+        Ok(())
     }
 }
 

@@ -148,6 +148,12 @@ fn with_hints() -> Vec<(E, &'static str)> {
         (E::NoImage(name()), "snapshot create"),
         (E::NotTrimmed("a stack of layers"), "--root stacked"),
         (E::NotTrimmed("a root disk"), "omit --trim"),
+        (
+            E::NotChecked("an image that is mapped as memory"),
+            "omit `--transport pmem`",
+        ),
+        (E::NotChecked("a stack of layers"), "--root stacked"),
+        (E::NotChecked("a root disk"), "omit --verity"),
         (E::NotInPlace("an upper layer"), "omit :rw"),
         (share(Io::NotFound), "make it first"),
         (upper(Io::NotFound), "that it is in"),

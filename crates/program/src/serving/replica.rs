@@ -24,6 +24,11 @@ pub struct ReplicaArgs {
     #[arg(long, value_name = "HOST[:PORT]", value_parser = registries::name)]
     pub pull_through: Vec<String>,
 
+    /// Serve images of archives as EROFS images as well, for `mica run --lazy`: each is read and compressed once when it
+    /// is first asked for, and nothing of it is kept on disk
+    #[arg(long)]
+    pub erofs: bool,
+
     /// File with tokens, one on a line: clients need one of them as the password of any user
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,

@@ -194,6 +194,7 @@ impl Backend for Host {
             snapshots: false,
             frame_header: true,
             vhost_user: false,
+            parts: false,
             own_kernel: false,
         }
     }
@@ -410,6 +411,7 @@ mod tests {
             pmem: Vec::new(),
             disks: Vec::new(),
             trees: Vec::new(),
+            parts: None,
             network: None,
             vsock: None,
             shares: Vec::new(),

@@ -19,6 +19,10 @@ mod ending;
 mod features;
 mod legacy;
 mod memory;
+#[cfg(feature = "test-kvm")]
+pub mod parts;
+#[cfg(not(feature = "test-kvm"))]
+mod parts;
 mod saved;
 mod vcpu;
 mod virtio;
@@ -40,7 +44,7 @@ use crate::process::{Channels, Launch, Process};
 use crate::snapshot::DELTA_HEAD;
 use crate::{Begin, Error, Lack, MachineConfig, Sockets, host_kvm};
 use vsock::{Inside, Outside};
-use worker_spec::WorkerSpec;
+use worker_spec::{Parts, WorkerSpec};
 
 pub(crate) use features::{here as features_here, read as read_features};
 pub(crate) use saved::VERSION as FORMAT;
@@ -99,7 +103,46 @@ const OWN_MEMORY: u64 = 256 << 20;
 
 /// Tasks: the worker, its keeper and their threads, except those of processors and disks; and some
 /// spare.
-const OWN_TASKS: u64 = 8;
+const OWN_TASKS: u64 = 9;
+
+/// Checks that machines' regions can have files of which only a part is here, which have to be asked for: whether the host
+/// permits this process a userfaultfd.
+///
+/// # Errors
+/// What is lacking.
+pub fn userfaultfd() -> Result<(), Lack> {
+    parts::userfault::find().map(drop)
+}
+
+/// Returns what a machine's worker needs for files of which only a part is here; none if it has no such file. Where the host
+/// permits no userfaultfd, regions map such files by FUSE.
+fn parts(config: &MachineConfig) -> Result<Option<Parts>, Error> {
+    let names = parts::names(config);
+    if names.is_empty() {
+        return Ok(None);
+    }
+    let servers = config.parts.clone();
+    let servers = servers.ok_or_else(|| Error::Config("a part of a file without a server".into()));
+    let line = parts::open(servers?, names).map_err(|source| Error::System {
+        what: "serving a machine's files",
+        source,
+    })?;
+    let mapped = config.pmem.iter().flat_map(|region| &region.files);
+    let mut mapped = mapped.filter_map(|file| Some((file, file.part()?)));
+    let Some((first, _)) = mapped.clone().next() else {
+        return Ok(Some(Parts { line, faults: None }));
+    };
+    match parts::userfault::find() {
+        Ok(access) => Ok(Some(Parts {
+            line,
+            faults: Some(access),
+        })),
+        Err(_) if mapped.all(|(_, part)| part.is_readable) => {
+            Ok(Some(Parts { line, faults: None }))
+        }
+        Err(lack) => Err(first.failed(format!("only a part of it is here: {lack}"))),
+    }
+}
 
 /// Our virtual machine monitor, on the host's KVM.
 #[derive(Clone, Debug)]
@@ -153,6 +196,7 @@ impl Backend for Kvm {
             snapshots: true,
             frame_header: true,
             vhost_user: false,
+            parts: true,
             own_kernel: true,
         }
     }
@@ -177,8 +221,9 @@ impl Backend for Kvm {
             Begin::Boot { .. } => None,
             Begin::Restore(snapshot) => Some(snapshot.whole_memory()?),
         };
+        let parts = parts(config)?;
         let (description, mut files) =
-            WorkerSpec::prepare(config, kvm, inside, channels.descriptors())?;
+            WorkerSpec::prepare(config, kvm, inside, parts, channels.descriptors())?;
         files.extend(config.lifeline.clone().map(|file| file as _));
         let claim = Claim::new().map_err(|source| Error::System {
             what: "finding a user for the machine",

@@ -13,6 +13,8 @@ use micabox_spec::Machine;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
+use super::parts::Line;
+use super::parts::userfault::Access;
 use super::vsock::Inside;
 use crate::process::{Descriptors, SharedDescriptor};
 use crate::{Begin, Disk, Error, FileRef, MachineConfig, MachineFile, PmemRegion};
@@ -28,6 +30,7 @@ pub(super) struct WorkerSpec {
     pub(super) control: RawFd,
     pub(super) regions: Vec<PmemRegion<FileRef>>,
     pub(super) disks: Vec<Disk<FileRef>>,
+    pub(super) parts: Option<SharedParts>,
     pub(super) network: Option<SharedLink>,
     pub(super) vsock: Option<SharedVsock>,
     pub(super) shares: Vec<SharedFolder>,
@@ -67,11 +70,49 @@ pub(super) struct SharedVsock {
     pub(super) owner: RawFd,
 }
 
+/// What it takes to have files of which only a part is here.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SharedParts {
+    /// The line to the owner.
+    line: RawFd,
+    /// None where no region has such a file, or the host permits no userfaultfd.
+    faults: Option<Faults>,
+}
+
+/// How the worker gets a userfaultfd.
+#[derive(Debug, Serialize, Deserialize)]
+enum Faults {
+    /// By the device.
+    Device(RawFd),
+    /// By the system call, which the host permits to all.
+    Call,
+}
+
+impl SharedParts {
+    /// Takes both, in the worker.
+    pub(super) fn take(self) -> std::io::Result<(Line, Option<Access>)> {
+        let line = Line::new(own(self.line)?);
+        let access = match self.faults {
+            None => None,
+            Some(Faults::Device(number)) => Some(Access::Device(own(number)?)),
+            Some(Faults::Call) => Some(Access::Call),
+        };
+        Ok((line, access))
+    }
+}
+
 /// A folder of the host.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct SharedFolder {
     pub(super) server: RawFd,
     pub(super) tag: String,
+}
+
+/// What a worker gets for files of which only a part is here.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) line: OwnedFd,
+    pub(super) faults: Option<Access>,
 }
 
 /// The words of every machine's command line: log messages of level critical and above (the kernel
@@ -86,6 +127,7 @@ impl WorkerSpec {
         config: &MachineConfig,
         kvm: OwnedFd,
         vsock: Option<Inside>,
+        parts: Option<Parts>,
         channels: Descriptors,
     ) -> Result<(Arc<OwnedFd>, Vec<SharedDescriptor>), Error> {
         let mut inherited = Inherited::default();
@@ -97,6 +139,17 @@ impl WorkerSpec {
         let disks = config.disks.iter().cloned();
         let disks = disks.map(|disk| disk.try_map(|file| inherited.file(&file)));
         let disks = disks.collect::<Result<_, Error>>()?;
+        let parts = parts.map(|parts| {
+            let faults = parts.faults.map(|access| match access {
+                Access::Device(device) => inherited.add(Arc::new(device)).map(Faults::Device),
+                Access::Call => Ok(Faults::Call),
+            });
+            Ok::<_, Error>(SharedParts {
+                line: inherited.add(Arc::new(parts.line))?,
+                faults: faults.transpose()?,
+            })
+        });
+        let parts = parts.transpose()?;
         let network = config.network.as_ref().map(|interface| {
             Ok::<_, Error>(SharedLink {
                 descriptor: inherited.add(Arc::clone(&interface.link) as _)?,
@@ -129,6 +182,7 @@ impl WorkerSpec {
             control: channels.control,
             regions,
             disks,
+            parts,
             network: network.transpose()?,
             vsock: vsock.transpose()?,
             shares,

@@ -217,6 +217,7 @@ mod tests {
             number: 0,
             length: 4 << 20,
             name: name.into(),
+            part: None,
         };
         MachineFile::received(tempfile::tempfile().unwrap(), description)
     }
@@ -236,6 +237,7 @@ mod tests {
             pmem: Vec::new(),
             disks: Vec::new(),
             trees: Vec::new(),
+            parts: None,
             network: None,
             vsock: None,
             shares: Vec::new(),

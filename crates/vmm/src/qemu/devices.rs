@@ -148,6 +148,7 @@ mod tests {
                 number: 0,
                 length: 4 << 20,
                 name: (*name).into(),
+                part: None,
             };
             MachineFile::received(tempfile::tempfile().unwrap(), description)
         });

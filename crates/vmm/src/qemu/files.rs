@@ -158,6 +158,7 @@ mod tests {
                 read_only: true,
                 serial: "x".into(),
             }],
+            parts: None,
             network: None,
             vsock: None,
             shares: Vec::new(),

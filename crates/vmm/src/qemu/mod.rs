@@ -116,6 +116,7 @@ impl Backend for Qemu {
             // receives.
             frame_header: false,
             vhost_user: true,
+            parts: false,
             own_kernel: true,
         }
     }

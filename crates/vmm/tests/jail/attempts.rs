@@ -45,7 +45,9 @@ impl Attempt {
     fn building(&self) -> Outcome {
         match self.name {
             // This thread creates the machine.
-            "ask_kvm_for_another_machine" => Refused(libc::ENOTTY),
+            "ask_kvm_for_another_machine" | "register_memory_with_userfaultfd" => {
+                Refused(libc::ENOTTY)
+            }
             _ => self.filter,
         }
     }
@@ -215,6 +217,13 @@ const ATTEMPTS: &[Attempt] = &[
         walls: &[Refused(libc::ENOTTY)],
         filter: Caught,
     },
+    Attempt {
+        name: "register_memory_with_userfaultfd",
+        // SAFETY: numbers; UFFDIO_REGISTER on what is no userfaultfd.
+        make: |target| unsafe { syscall(libc::SYS_ioctl, &[target.pipe.into(), 0xc020_aa00, 0]) },
+        walls: &[Refused(libc::ENOTTY)],
+        filter: Caught,
+    },
 ];
 
 /// Makes a system call; returns its result, or its negated error.
@@ -312,6 +321,7 @@ fn attempt(mut arguments: impl Iterator<Item = String>) -> i32 {
     let thread = match &*next() {
         "Builder" => Some(Thread::Builder),
         "Devices" => Some(Thread::Devices),
+        "Pager" => Some(Thread::Pager),
         _ => None,
     };
     let mut number = || next().parse::<i32>().unwrap();
@@ -421,6 +431,7 @@ pub fn run() -> ExitCode {
                 attempt.filter,
                 "with the filter"
             );
+            assert_eq!(filtered(Thread::Pager)?, attempt.filter, "of the pager");
             Ok(())
         }));
     }

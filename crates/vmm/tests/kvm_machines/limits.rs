@@ -61,7 +61,7 @@ fn limited() -> Result<(), Failed> {
     assert_eq!(read("memory.max")?, (384_u64 << 20).to_string());
     assert_eq!(read("memory.oom.group")?, "1");
     assert_eq!(read("cpu.max")?, "300000 100000");
-    assert_eq!(read("pids.max")?, "10");
+    assert_eq!(read("pids.max")?, "11");
     // The worker and its keeper are in the group (and threads of KVM's own), and the guest's memory
     // is counted there.
     assert!(read("cgroup.procs")?.lines().count() >= 2);

@@ -60,6 +60,7 @@ fn config() -> MachineConfig {
         pmem: Vec::new(),
         disks: Vec::new(),
         trees: Vec::new(),
+        parts: None,
         network: None,
         vsock: None,
         shares: Vec::new(),

@@ -20,6 +20,7 @@ TUNSETIFF, TAP, NO_PACKET_INFO = 0x400454CA, 0x0002, 0x1000
 VIRTIO_HEADER, TUNSETVNETHDRSZ, HEADER = 0x4000, 0x400454D8, 12
 TUNSETOFFLOAD, CHECKSUM = 0x400454D0, 1
 FRAME = 1 << 17
+PATIENCE = 300  # seconds, as micabox-testing has it
 
 
 def pump(source, target, skip):
@@ -62,12 +63,17 @@ def main(link, mac, address, gateway, mtu, kind, *command):
 
     link = int(link)
     os.set_blocking(link, True)
-    for words in [(link, interface, 0), (interface, link, header)]:
-        threading.Thread(target=pump, args=words, daemon=True).start()
+    received = threading.Thread(target=pump, args=(link, interface, 0), daemon=True)
+    sent = threading.Thread(target=pump, args=(interface, link, header), daemon=True)
+    received.start()
+    sent.start()
     sys.stdout.flush()
     code = subprocess.run(command, check=False).returncode
-    patience = time.monotonic() + 10
-    while not settled() and time.monotonic() < patience:
+    patience = time.monotonic() + PATIENCE
+    while received.is_alive() and not settled():
+        if time.monotonic() > patience:
+            print("guest.py: what was sent last is not acknowledged", file=sys.stderr, flush=True)
+            os._exit(1)
         # Sleep: the interval between looks.
         time.sleep(0.005)
     os._exit(code)

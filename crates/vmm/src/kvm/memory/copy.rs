@@ -12,7 +12,9 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+use vm_memory::{
+    FileOffset, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+};
 
 use super::delta::Delta;
 use super::page_map::{BATCH, UNKNOWN, is_private, look_up};
@@ -31,18 +33,20 @@ pub(crate) fn write(
 ) -> io::Result<()> {
     let mut offset = 0;
     for region in ram.iter() {
-        let mut base = base_runs(region)?;
+        let base = base_runs(region)?;
         let ranges = delta.map_or(&[][..], Delta::ranges).iter();
-        base.extend(ranges.filter_map(|range| range.bytes_within(offset, region.len())));
-        write_region(region, &base, pages, to, offset)?;
+        let own = ranges.filter_map(|range| range.bytes_within(offset, region.len()));
+        let own: Vec<_> = own.collect();
+        write_region(region, (&base, &own), pages, to, offset)?;
         offset += region.len();
     }
     Ok(())
 }
 
+/// Writes a region, whose base file has data in the first ranges of bytes, and a delta in the second.
 fn write_region(
     region: &GuestRegionMmap,
-    base: &[Range<u64>],
+    (base, own): (&[Range<u64>], &[Range<u64>]),
     pages: Option<&File>,
     to: &File,
     offset: u64,
@@ -58,15 +62,56 @@ fn write_region(
             Some(pages) => look_up(pages, start, batch)?,
             None => batch.fill(UNKNOWN),
         }
-        let bytes = (first * PAGE) as u64;
-        let in_base = base
-            .iter()
-            .any(|run| run.start < bytes + (batch.len() * PAGE) as u64 && run.end > bytes);
-        // Pages that the base file has data for may or may not be in memory.
-        let exists = |entry: &u64| in_base || is_private(*entry);
+        let bytes = (first * PAGE) as u64..((first + batch.len()) * PAGE) as u64;
+        let is_within = |run: &&Range<u64>| run.start < bytes.end && run.end > bytes.start;
+        let own: Vec<_> = own.iter().filter(is_within).collect();
+        let is_own = |page: usize| {
+            let at = (page * PAGE) as u64;
+            own.iter().any(|run| run.contains(&at))
+        };
         let entries = (first..).zip(batch.iter());
-        let existing = entries.filter_map(|(page, entry)| exists(entry).then_some(page));
-        write_pages(region, existing, to, offset)?;
+        let (mapped, rest): (Vec<_>, Vec<_>) =
+            entries.partition(|(page, entry)| is_private(**entry) || is_own(*page));
+        write_pages(region, mapped.into_iter().map(|(page, _)| page), to, offset)?;
+        // Pages that the base file has data for may or may not be in memory.
+        if let Some(file) = region.file_offset()
+            && base.iter().any(|run| is_within(&run))
+        {
+            write_base(file, rest.into_iter().map(|(page, _)| page), to, offset)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes those of a region's ascending `pages` that aren't zero, as its base file has them, each to its place from
+/// `offset` on. They are not read where they are mapped: a page that can't be read would end the machine, and here it is an
+/// error.
+fn write_base(
+    base: &FileOffset,
+    pages: impl IntoIterator<Item = usize>,
+    to: &File,
+    offset: u64,
+) -> io::Result<()> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for page in pages {
+        match runs.last_mut() {
+            Some(run) if run.end == page => run.end += 1,
+            _ => runs.push(page..page + 1),
+        }
+    }
+    let mut buffer = Vec::new();
+    for run in runs {
+        buffer.resize(run.len() * PAGE, 0);
+        let from = base.start() + (run.start * PAGE) as u64;
+        base.file().read_exact_at(&mut buffer, from)?;
+        let mut at = run.start;
+        let (pages, _) = buffer.as_chunks::<PAGE>();
+        for part in pages.chunk_by(|a, b| is_zero(a) == is_zero(b)) {
+            if part.first().is_some_and(|page| !is_zero(page)) {
+                to.write_all_at(part.as_flattened(), offset + (at * PAGE) as u64)?;
+            }
+            at += part.len();
+        }
     }
     Ok(())
 }

@@ -117,6 +117,7 @@ impl Delta {
             offset: HEAD + (first + pages.start) * PAGE as u64,
             file: Arc::clone(&self.file),
             name: "the snapshot's memory".to_owned(),
+            is_ram: true,
         })
     }
 }

@@ -181,7 +181,7 @@ mod tests {
         let mut memory = GuestMemory::new(1 << 20).unwrap();
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        let region = map(&[MachineFile::new(file, "layer").unwrap()]).unwrap();
+        let region = map(&[MachineFile::new(file, "layer").unwrap()], |_| false).unwrap();
         memory.add_region(region, PMEM).unwrap();
         let readable = |at, length| memory.readable(GuestAddress(at), length, &mut Vec::new());
         let writable = |at, length| memory.writable(GuestAddress(at), length, &mut Vec::new());

@@ -19,13 +19,17 @@ pub(crate) enum Error {
     Region(#[from] MmapRegionError),
 }
 
+const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
 /// Maps the files, of whole pages, one after the other, shared and read-only.
 ///
 /// The whole range is reserved first, and every file replaces its part of the reservation, so that
-/// no other mapping can end up in between.
-pub(crate) fn map(files: &[MachineFile]) -> Result<MmapRegion, Error> {
-    const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-
+/// no other mapping can end up in between. In the place of a file that a pager has, there is memory that can be read, for
+/// the pager to fill before anything reads it.
+pub(crate) fn map(
+    files: &[MachineFile],
+    is_paged: impl Fn(&MachineFile) -> bool,
+) -> Result<MmapRegion, Error> {
     let total = files
         .iter()
         .fold(0_u64, |sum, file| sum.saturating_add(file.length()));
@@ -41,6 +45,11 @@ pub(crate) fn map(files: &[MachineFile]) -> Result<MmapRegion, Error> {
     let mut offset = 0_usize;
     for (index, file) in files.iter().enumerate() {
         let length = usize::try_from(file.length()).unwrap_or(usize::MAX);
+        let (flags, number) = if is_paged(file) {
+            (FLAGS, -1)
+        } else {
+            (libc::MAP_SHARED, file.number())
+        };
         // SAFETY: the lengths add up to the reservation's, so this replaces a part of it
         // that no file has yet.
         let mapped = unsafe {
@@ -48,8 +57,8 @@ pub(crate) fn map(files: &[MachineFile]) -> Result<MmapRegion, Error> {
                 base.byte_add(offset),
                 length,
                 libc::PROT_READ,
-                libc::MAP_SHARED | libc::MAP_FIXED,
-                file.number(),
+                flags | libc::MAP_FIXED,
+                number,
                 0,
             )
         };
@@ -83,7 +92,8 @@ mod tests {
                 MachineFile::new(file, "layer").unwrap()
             })
             .collect();
-        let region = GuestRegionMmap::new(map(&files).unwrap(), GuestAddress(0)).unwrap();
+        let region =
+            GuestRegionMmap::new(map(&files, |_| false).unwrap(), GuestAddress(0)).unwrap();
         let memory = GuestMemoryMmap::from_regions(vec![region]).unwrap();
         let mut bytes = [0; 4];
         memory.read_slice(&mut bytes, GuestAddress(8190)).unwrap();
@@ -99,13 +109,20 @@ mod tests {
                 number: 0,
                 length,
                 name: "layer".into(),
+                part: None,
             };
             MachineFile::received(file, description)
         };
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         let pipe = claimed(pipe.into(), 4096);
-        assert!(matches!(map(&[pipe]), Err(Error::Map { index: 0, .. })));
+        assert!(matches!(
+            map(&[pipe], |_| false),
+            Err(Error::Map { index: 0, .. })
+        ));
         let huge = claimed(tempfile::tempfile().unwrap(), u64::MAX);
-        assert!(matches!(map(&[huge]), Err(Error::Reserve { .. })));
+        assert!(matches!(
+            map(&[huge], |_| false),
+            Err(Error::Reserve { .. })
+        ));
     }
 }

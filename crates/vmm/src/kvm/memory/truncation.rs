@@ -11,6 +11,9 @@ use std::fs::File;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
 /// A mapped file.
 #[derive(Debug)]
 pub(crate) struct Mapped {
@@ -21,13 +24,37 @@ pub(crate) struct Mapped {
     pub(crate) offset: u64,
     pub(crate) file: Arc<File>,
     pub(crate) name: String,
+    /// Whether it is RAM, and no layer.
+    pub(crate) is_ram: bool,
 }
 
 static FILES: OnceLock<Vec<Mapped>> = OnceLock::new();
 
+/// Which of them a process serves by FUSE, each file once.
+static SERVED: OnceLock<Vec<usize>> = OnceLock::new();
+
+/// The type of such filesystems (`FUSE_SUPER_MAGIC` of `linux/magic.h`).
+const FUSE: i64 = 0x6573_5546;
+
 /// Makes the process end with a message when one of `files` turns out to be truncated. Can be
 /// called once in a process.
 pub(crate) fn watch(files: Vec<Mapped>) -> io::Result<()> {
+    let mut served: Vec<usize> = Vec::new();
+    for (number, file) in files.iter().enumerate() {
+        let is_new = !served.iter().any(|other| {
+            let other = files.get(*other);
+            other.is_some_and(|other| Arc::ptr_eq(&other.file, &file.file))
+        });
+        // One that has no answer to this is served as well.
+        let is_served = || match rustix::fs::fstatfs(&file.file) {
+            Ok(system) => system.f_type == FUSE,
+            Err(_) => true,
+        };
+        if is_new && is_served() {
+            served.push(number);
+        }
+    }
+    let _ = SERVED.set(served);
     let _ = FILES.set(files);
     let handler: extern "C" fn(libc::c_int, *const libc::siginfo_t, *const libc::c_void) =
         on_bus_error;
@@ -45,15 +72,46 @@ pub(crate) fn watch(files: Vec<Mapped>) -> io::Result<()> {
 /// Returns why memory that a processor used does not exist.
 pub(crate) fn reason() -> String {
     let files = FILES.get().map(Vec::as_slice).unwrap_or_default();
-    match files.iter().find(|file| file.is_truncated()) {
-        Some(file) => format!("{} {TRUNCATED}", file.name),
-        None => format!(
-            "{NO_PAGE}: a layer of its image can't be read ({CAUSES}), or the host has none left"
-        ),
+    if let Some(file) = files.iter().find(|file| file.is_truncated()) {
+        return format!("{} {TRUNCATED}", file.name);
     }
+    let ram = match files.iter().find(|file| file.is_ram) {
+        Some(ram) => format!("{} can't be read ({}), ", ram.name, ram.causes()),
+        None => String::new(),
+    };
+    format!(
+        "{NO_PAGE}: {ram}a layer of its image can't be read ({CAUSES}), or the host has none left"
+    )
+}
+
+/// Returns whether a process serves one of the files.
+pub(crate) fn has_served() -> bool {
+    SERVED.get().is_some_and(|served| !served.is_empty())
+}
+
+/// Returns why a file that a process serves can't be read any more, if that is so. The process says it when it is asked
+/// where data is, which the kernel does not cache.
+pub(crate) fn served_problem() -> Option<String> {
+    let served = SERVED.get()?.iter();
+    let mut files = served.filter_map(|number| FILES.get()?.get(*number));
+    let failed = files.find(|file| {
+        let found = rustix::fs::seek(&file.file, SeekFrom::Data(0));
+        // There may be none.
+        !matches!(found, Ok(_) | Err(Errno::NXIO))
+    })?;
+    Some(format!(
+        "{} can't be read: {}",
+        failed.name,
+        failed.causes()
+    ))
 }
 
 impl Mapped {
+    /// Returns why it can't be read.
+    fn causes(&self) -> &'static str {
+        if self.is_ram { RAM_CAUSES } else { CAUSES }
+    }
+
     fn is_truncated(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| {
             u64::try_from(stat.st_size).unwrap_or_default()
@@ -79,6 +137,10 @@ const NO_PAGE: &str = "the guest used memory that the host can't provide";
 const CAUSES: &str =
     "it is damaged, which `mica store fsck` finds, or its server, mica-layers, has ended";
 
+/// Why a snapshot's memory can't be read.
+const RAM_CAUSES: &str = "what is not here of it can't be fetched, for the reason that `mica events` has, or its \
+                          server, mica-memory, has ended";
+
 extern "C" fn on_bus_error(
     _signal: libc::c_int,
     info: *const libc::siginfo_t,
@@ -94,7 +156,7 @@ extern "C" fn on_bus_error(
     });
     let parts = match file {
         Some(file) if file.is_truncated() => [&*file.name, " ", TRUNCATED, "\n"],
-        Some(file) => [&*file.name, " can't be read: ", CAUSES, "\n"],
+        Some(file) => [&*file.name, " can't be read: ", file.causes(), "\n"],
         None => [NO_PAGE, "", "", "\n"],
     };
     for part in parts {
@@ -146,6 +208,7 @@ mod tests {
             length: vm_memory::GuestMemoryRegion::len(region),
             file: Arc::new(driver.pmem.try_clone().unwrap()),
             name: "layer 7".to_owned(),
+            is_ram: false,
         };
         watch(vec![mapped]).unwrap();
         driver.pmem.set_len(0).unwrap();

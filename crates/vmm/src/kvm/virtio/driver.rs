@@ -136,7 +136,7 @@ impl Driver {
         let file = std::fs::File::from(file.unwrap());
         file.set_len(PAGE).unwrap();
         let pmem = file.try_clone().unwrap();
-        let region = map(&[MachineFile::new(file, "pmem").unwrap()]).unwrap();
+        let region = map(&[MachineFile::new(file, "pmem").unwrap()], |_| false).unwrap();
         memory.add_region(region, PMEM).unwrap();
         let transport = Transport::new(device, memory.clone()).unwrap();
         let transport = Arc::new(Mutex::new(transport));

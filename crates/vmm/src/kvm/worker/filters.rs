@@ -9,6 +9,7 @@ use kvm_bindings::{
 use micabox_jail::{Error, Filter};
 
 use crate::kvm::memory::page_map;
+use crate::kvm::parts::userfault;
 
 /// The kinds of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,10 @@ pub enum Thread {
     Disk,
     /// Serves all other devices, and saves the machine.
     Devices,
+    /// Looks whether files that processes serve can be read.
+    Files,
+    /// Maps files over memory that is missing, when their server has brought them.
+    Pager,
 }
 
 /// KVM requests of a processor's thread (`linux/kvm.h`): to run, to save the processor's state, and
@@ -99,12 +104,13 @@ const ALL: [libc::c_long; 31] = [
     libc::SYS_writev,
 ];
 
-/// Calls of a disk's thread: to wait for the guest, and to serve requests to a disk.
-const DISK: [libc::c_long; 6] = [
+/// Calls of a disk's thread: to wait for the guest, to serve requests to a disk, and to look which pieces of a file are here.
+const DISK: [libc::c_long; 7] = [
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_wait,
     libc::SYS_fallocate,
     libc::SYS_fdatasync,
+    libc::SYS_pread64,
     libc::SYS_preadv,
     libc::SYS_pwritev,
 ];
@@ -125,12 +131,21 @@ const DEVICES: [libc::c_long; 10] = [
     libc::SYS_tkill, // musl's pthread_kill(3)
 ];
 
-/// Calls of the builder: to create events and interrupt lines, and to install each thread's filter.
-const BUILDER: [libc::c_long; 4] = [
+/// Calls of the thread that looks at files: to ask where they have data.
+const FILES: [libc::c_long; 1] = [libc::SYS_lseek];
+
+/// Calls of the pager: to look which pieces of a file are here. All threads may map memory.
+const PAGER: [libc::c_long; 1] = [libc::SYS_pread64];
+
+/// Calls of the builder: to create events and interrupt lines, to find out which files are served, to be told of missing
+/// memory, and to install each thread's filter.
+const BUILDER: [libc::c_long; 6] = [
     libc::SYS_epoll_create1,
     libc::SYS_eventfd2,
+    libc::SYS_fstatfs,
     libc::SYS_rt_sigaction,
     libc::SYS_seccomp,
+    libc::SYS_userfaultfd,
 ];
 
 impl Thread {
@@ -144,6 +159,8 @@ impl Thread {
             Self::Processor => (&[], &PROCESSOR_REQUESTS),
             Self::Disk => (&DISK, &[]),
             Self::Devices => (&DEVICES, &DEVICES_REQUESTS),
+            Self::Files => (&FILES, &[]),
+            Self::Pager => (&PAGER, &[userfault::WAKE]),
         };
         let filter = Filter::allowing(ALL.iter().chain(calls).copied());
         let filter = match requests {
@@ -169,6 +186,7 @@ impl Thread {
                 u32::MAX,
                 &[libc::FIONBIO as u32, page_map::SCAN],
             )
+            .allow_if(libc::SYS_ioctl, 1, u32::MAX, &userfault::REQUESTS)
             .allow_if(libc::SYS_fcntl, 1, u32::MAX, &descriptors)
             .allow_if(
                 libc::SYS_prctl,

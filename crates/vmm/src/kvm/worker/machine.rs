@@ -19,7 +19,7 @@ use super::Controllers;
 use super::begin::Begin;
 use super::filters::Thread;
 use super::requests::Saver;
-use super::threads::{End, Loop, Threads, Waker};
+use super::threads::{End, Loop, Threads, Waker, watch_served};
 use crate::kvm::boot;
 use crate::kvm::bus::{Attached, Bus};
 use crate::kvm::ending::Ending;
@@ -27,6 +27,8 @@ use crate::kvm::legacy::{self, Serial};
 use crate::kvm::memory::region::map;
 use crate::kvm::memory::truncation::{self, Mapped};
 use crate::kvm::memory::{self, GuestMemory, layout};
+use crate::kvm::parts::userfault::Userfault;
+use crate::kvm::parts::{Line, Pager};
 use crate::kvm::vcpu::{self, Pause, cpuid, pause};
 use crate::kvm::virtio::Device;
 use crate::kvm::virtio::balloon::Balloon;
@@ -38,9 +40,9 @@ use crate::kvm::virtio::net::Net;
 use crate::kvm::virtio::pmem::Pmem;
 use crate::kvm::virtio::rng::Rng;
 use crate::kvm::virtio::vsock::Vsock;
-use crate::kvm::worker_spec::{WorkerSpec, own, own_file};
+use crate::kvm::worker_spec::{SharedParts, WorkerSpec, own, own_file};
 use crate::kvm::{INTERRUPTS, acpi, saved};
-use crate::{AGENT_PORT, Disk, FileRef, PmemRegion};
+use crate::{AGENT_PORT, Disk, FileRef, MachineFile, PmemRegion};
 
 /// Why a machine can't be built.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +96,8 @@ pub(super) struct Machine {
     saver: Saver,
     vcpus: Vec<VcpuFd>,
     bus: Arc<Bus>,
+    /// What fills regions, if files of theirs are not whole.
+    pager: Option<Pager>,
 }
 
 impl Machine {
@@ -115,7 +119,23 @@ impl Machine {
         let mut memory = begin.memory(ram_size)?;
         let mut watched = watched_ram(&memory);
         let limit = cpuid::address_limit(&supported);
-        let regions = map_regions(&mut memory, ram_size, limit, spec.regions, &mut watched)?;
+        let parts = spec.parts.map(SharedParts::take).transpose();
+        let (line, faults) = parts.map_err(system("taking a line"))?.unzip();
+        let faults = faults.flatten().map(Userfault::new).transpose();
+        let faults = faults.map_err(system("making a userfaultfd"))?;
+        let files = spec.regions.iter().flat_map(|region| &region.files);
+        let size = files.fold(0_u64, |sum, file| sum.saturating_add(file.length));
+        let pager = faults.zip(line.clone());
+        let mut pager = pager.map(|(faults, line)| Pager::new(faults, line, size));
+        let regions = spec.regions;
+        let regions = map_regions(
+            &mut memory,
+            ram_size,
+            limit,
+            regions,
+            pager.as_mut(),
+            &mut watched,
+        )?;
         truncation::watch(watched).map_err(system("watching the layers"))?;
         add_slots(&vm, &memory)?;
 
@@ -144,7 +164,7 @@ impl Machine {
         }
         let mut throttles = Vec::new();
         for disk in spec.disks {
-            let disk = open_disk(disk, &settings.disk_rate)?;
+            let disk = open_disk(disk, &settings.disk_rate, line.as_ref())?;
             throttles.push(disk.throttle());
             devices.push(Box::new(disk));
         }
@@ -180,6 +200,7 @@ impl Machine {
             },
             vcpus,
             bus,
+            pager,
         })
     }
 
@@ -198,7 +219,9 @@ impl Machine {
             .map(|device| Arc::clone(&device.transport))
             .partition(|transport| lock(transport).is_slow());
         pause::catch_signal().map_err(system("catching a signal"))?;
-        let count = self.vcpus.len() + slow.len() + 1;
+        let has_served = truncation::has_served();
+        let others = usize::from(has_served) + usize::from(self.pager.is_some());
+        let count = self.vcpus.len() + slow.len() + 1 + others;
         let threads = Threads::new(count);
         for (vcpu, index) in self.vcpus.into_iter().zip(0..) {
             let (bus, end) = (Arc::clone(&self.bus), Arc::clone(&end));
@@ -217,6 +240,16 @@ impl Machine {
                 }
             };
             threads.spawn(Thread::Disk, format!("disk{index}"), run)?;
+        }
+        if has_served {
+            let end = Arc::clone(&end);
+            let run = move || watch_served(&end);
+            threads.spawn(Thread::Files, "files".to_owned(), run)?;
+        }
+        if let Some(pager) = self.pager {
+            let end = Arc::clone(&end);
+            let run = move || pager.run(|reason| end.set(Ending::Failed(reason)));
+            threads.spawn(Thread::Pager, "pager".to_owned(), run)?;
         }
         // This thread serves all other devices.
         let mut events = Loop::new()?;
@@ -238,6 +271,7 @@ fn map_regions(
     ram_size: u64,
     limit: u64,
     regions: Vec<PmemRegion<FileRef>>,
+    mut pager: Option<&mut Pager>,
     watched: &mut Vec<Mapped>,
 ) -> Result<Vec<std::ops::Range<u64>>, Error> {
     let take = |region: PmemRegion<FileRef>| region.try_map(own_file);
@@ -246,16 +280,22 @@ fn map_regions(
     let sizes: Vec<u64> = regions.iter().map(PmemRegion::size).collect();
     let ranges = layout::pmem(ram_size, &sizes, limit).ok_or(Error::NoAddresses)?;
     for (region, range) in regions.iter().zip(&ranges) {
-        let mapped = map(&region.files).map_err(memory::Error::from)?;
+        let is_paged = |file: &MachineFile| pager.is_some() && file.part().is_some();
+        let mapped = map(&region.files, is_paged).map_err(memory::Error::from)?;
         let mut start = mapped.as_ptr() as usize;
         for file in &region.files {
             let length = file.length();
+            let in_memory = match pager.as_mut().filter(|_| file.part().is_some()) {
+                Some(pager) => pager.add(start, file).map_err(system("paging a layer"))?,
+                None => Arc::clone(file.file()),
+            };
             watched.push(Mapped {
                 start,
                 length,
                 offset: 0,
-                file: Arc::clone(file.file()),
+                file: in_memory,
                 name: file.path().display().to_string(),
+                is_ram: false,
             });
             start = start.saturating_add(usize::try_from(length).unwrap_or(usize::MAX));
         }
@@ -274,6 +314,7 @@ fn watched_ram(memory: &GuestMemory) -> Vec<Mapped> {
             offset: part.start(),
             file: Arc::clone(part.arc()),
             name: "the snapshot's memory".to_owned(),
+            is_ram: true,
         })
     });
     let own = memory.delta().into_iter();
@@ -307,9 +348,13 @@ fn add_slots(vm: &VmFd, memory: &GuestMemory) -> Result<(), Error> {
     Ok(())
 }
 
-fn open_disk(disk: Disk<FileRef>, rate: &DiskRate) -> Result<Blk, Error> {
+fn open_disk(disk: Disk<FileRef>, rate: &DiskRate, line: Option<&Line>) -> Result<Blk, Error> {
     let disk = disk.try_map(own_file).map_err(system("taking a disk"))?;
-    Ok(Blk::new(Storage::new(disk.files, disk.read_only), &disk.serial).limited(rate))
+    let mut storage = Storage::new(disk.files, disk.read_only);
+    if let Some(line) = line {
+        storage = storage.with_parts(line);
+    }
+    Ok(Blk::new(storage, &disk.serial).limited(rate))
 }
 
 /// Puts each device behind registers, with an interrupt.

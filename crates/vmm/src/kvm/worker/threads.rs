@@ -14,6 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::filters::Thread;
 use super::machine::{Error, system};
 use crate::kvm::ending::Ending;
+use crate::kvm::memory::truncation;
 use crate::kvm::virtio::mmio::Transport;
 
 /// Waits for events, and calls their subscribers.
@@ -143,6 +144,21 @@ impl End {
     pub(super) fn set(&self, ending: Ending) {
         let _ = self.ending.set(ending);
         let _ = self.event.write(1);
+    }
+}
+
+/// Interval between looks at files that processes serve.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Ends the machine once a file that a process serves can't be read any more. A processor that uses such a page does not
+/// always say so: while its interrupts are on, KVM has another thread read the page, which fails, and runs the guest again,
+/// without end (asynchronous page faults).
+pub(super) fn watch_served(end: &End) {
+    while end.ending.get().is_none() {
+        if let Some(problem) = truncation::served_problem() {
+            return end.set(Ending::Failed(problem));
+        }
+        std::thread::sleep(LOOK);
     }
 }
 

@@ -5,6 +5,7 @@
 use std::io;
 
 use crate::MachineFile;
+use crate::kvm::parts::{Line, PartReader};
 use crate::kvm::virtio::chain::Buffers;
 
 /// Bytes of a sector. What is behind a file's last whole sector is not on the disk.
@@ -18,6 +19,8 @@ struct Piece {
     /// Bytes of the file that belong to the disk, a multiple of 512.
     length: u64,
     file: MachineFile,
+    /// What asks for its bytes, if only a part of it is here.
+    part: Option<PartReader>,
 }
 
 /// A disk's bytes.
@@ -39,6 +42,7 @@ impl Storage {
                     start: length,
                     length: file.length() / SECTOR * SECTOR,
                     file,
+                    part: None,
                 };
                 length = length.saturating_add(piece.length);
                 piece
@@ -49,6 +53,15 @@ impl Storage {
             length,
             read_only,
         }
+    }
+
+    /// Has the servers of files asked of which only a part is here.
+    pub(crate) fn with_parts(mut self, line: &Line) -> Self {
+        for piece in &mut self.pieces {
+            let part = piece.file.part();
+            piece.part = part.map(|part| PartReader::new(line, part));
+        }
+        self
     }
 
     /// Returns the disk's length in bytes.
@@ -70,7 +83,13 @@ impl Storage {
     /// Fills `buffers` from `offset` on.
     pub(super) fn read(&self, offset: u64, buffers: Buffers<'_>) -> io::Result<()> {
         self.each(offset, buffers, |piece, at, part| {
-            let read = part.read_at(piece.file.file(), at)?;
+            let read = match &piece.part {
+                None => part.read_at(piece.file.file(), at)?,
+                Some(served) => {
+                    let bytes = at..at.saturating_add(part.len() as u64);
+                    part.read_at(&*served.file_with(&bytes)?, at)?
+                }
+            };
             if read < part.len() {
                 return Err(io::Error::other(format!(
                     "{} was truncated while the machine ran",

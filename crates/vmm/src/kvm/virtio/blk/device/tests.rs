@@ -18,6 +18,7 @@ fn piece(file: File, length: u64) -> MachineFile {
         number: 0,
         length,
         name: "layer".into(),
+        part: None,
     };
     MachineFile::received(file, description)
 }
