@@ -113,9 +113,13 @@ async fn find(
             Ok(manifest(request, published.await?))
         }
         Asked::Manifest(digest) => {
-            let published = replica
-                .blocking(move |catalog| catalog.manifest(&digest))
-                .await?;
+            let published = match replica.attachments.manifest(&digest) {
+                Some(attached) => attached,
+                None => {
+                    let found = replica.blocking(move |catalog| catalog.manifest(&digest));
+                    found.await?
+                }
+            };
             Ok(manifest(request, published))
         }
         Asked::Blob(digest) => send(replica, request, client, digest).await,
@@ -195,21 +199,29 @@ fn manifest(request: &Parts, published: Published) -> Response<Body> {
     reply
 }
 
-/// Sends a blob: the archive of a layer, or else a config.
+/// Sends a blob: a layer, or else a config or what is attached to an image.
 async fn send(
     replica: &Arc<Replica>,
     request: &Parts,
     client: Client,
     digest: Digest,
 ) -> Result<Response<Body>, Problem> {
-    let archive = replica
-        .blocking(move |catalog| catalog.archive(&digest))
-        .await?;
-    let Some(archive) = archive else {
-        // A config is small enough to be read for nothing.
-        let config = replica
-            .blocking(move |catalog| catalog.config(&digest))
-            .await?;
+    let source = match replica.attachments.blob(&digest) {
+        Some(_) => None,
+        None => {
+            let found = replica.blocking(move |catalog| catalog.blob(&digest));
+            found.await?
+        }
+    };
+    let Some(source) = source else {
+        // Small enough to be read for nothing.
+        let config = match replica.attachments.blob(&digest) {
+            Some(blob) => Some(blob),
+            None => {
+                let found = replica.blocking(move |catalog| catalog.config(&digest));
+                found.await?
+            }
+        };
         let missing = || Problem::new(Code::BlobUnknown, "the store has no such blob");
         let mut reply = whole(OCTETS, config.ok_or_else(missing)?);
         identify(&mut reply, &digest);
@@ -218,7 +230,7 @@ async fn send(
     if let Some(reply) = unchanged(request, &digest) {
         return Ok(reply);
     }
-    let size = archive.size();
+    let size = source.size();
     let mut reply = Response::new(empty());
     identify(&mut reply, &digest);
     let headers = reply.headers_mut();
@@ -259,12 +271,8 @@ async fn send(
             let message = "too many layers are being sent";
             Problem::busy(message, std::time::Duration::from_secs(2))
         })?;
-        *reply.body_mut() = BodyExt::boxed_unsync(Sent::new(
-            archive,
-            range,
-            Arc::clone(&replica.report),
-            place,
-        ));
+        *reply.body_mut() =
+            BodyExt::boxed_unsync(Sent::new(source, range, Arc::clone(&replica.report), place));
     }
     Ok(reply)
 }

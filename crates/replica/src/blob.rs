@@ -1,4 +1,4 @@
-//! Archives of layers as they are sent: read in pieces, each when the client has taken the one before.
+//! Blobs of layers as they are sent: made in pieces, each when the client has taken the one before.
 
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use micabox_ground::lock;
+use micabox_image::export::RemadeReader;
 use micabox_image::store::LayerArchive;
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -65,7 +66,68 @@ impl Drop for Transfer {
     }
 }
 
-/// A part of an archive that is sent.
+/// A layer's blob that is made while it is sent.
+pub enum Source {
+    /// An archive, which is read from its begin on.
+    Archive(Box<LayerArchive>),
+    /// An EROFS image, read from an offset on.
+    Erofs(Box<RemadeReader>, u64),
+}
+
+impl Source {
+    /// Returns the blob's length in bytes.
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::Archive(archive) => archive.size(),
+            Self::Erofs(reader, _) => reader.size(),
+        }
+    }
+
+    /// Returns the layer in words.
+    fn name(&self) -> String {
+        match self {
+            Self::Archive(archive) => format!("layer {}", archive.diff_id()),
+            Self::Erofs(reader, _) => format!("EROFS image {}", reader.digest()),
+        }
+    }
+
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        match self {
+            Self::Archive(archive) => archive.skip(bytes),
+            Self::Erofs(_, at) => {
+                *at += bytes;
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads the next piece, of which the client wants `left` bytes and all that follow it. The last one of a whole
+    /// archive is only returned once its digest is right.
+    fn piece(&mut self, left: u64) -> io::Result<Bytes> {
+        let wanted = left.min(PIECE) as usize;
+        match self {
+            Self::Archive(archive) => {
+                let mut bytes = vec![0; wanted];
+                archive.read_exact(&mut bytes)?;
+                if left <= PIECE {
+                    // A range may end before the archive does, and then nothing is checked.
+                    archive.read(&mut [0]).map(drop)?;
+                }
+                Ok(bytes.into())
+            }
+            Self::Erofs(reader, at) => {
+                let bytes = reader.read(*at, wanted)?;
+                if bytes.is_empty() {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                *at += bytes.len() as u64;
+                Ok(bytes.into())
+            }
+        }
+    }
+}
+
+/// A part of a blob that is sent.
 pub struct Sent {
     state: State,
     /// Bytes that the client has not got.
@@ -76,31 +138,26 @@ pub struct Sent {
 }
 
 enum State {
-    Waiting(Box<LayerArchive>),
-    Reading(JoinHandle<(Box<LayerArchive>, io::Result<Bytes>)>),
+    Waiting(Source),
+    Reading(JoinHandle<(Source, io::Result<Bytes>)>),
     /// It has failed, or nothing is left.
     Ended,
 }
 
 impl Sent {
-    /// Sends these bytes of an archive, of which nothing was read.
-    pub fn new(
-        mut archive: LayerArchive,
-        range: Range<u64>,
-        report: Report,
-        place: Transfer,
-    ) -> Self {
+    /// Sends these bytes of a blob, of which nothing was read.
+    pub fn new(mut source: Source, range: Range<u64>, report: Report, place: Transfer) -> Self {
         let length = range.end - range.start;
         let place = Arc::new(place);
         let held = Arc::clone(&place);
         let state = match length {
             0 => State::Ended,
-            _ if range.start == 0 => State::Waiting(Box::new(archive)),
+            _ if range.start == 0 => State::Waiting(source),
             // It may take long, as nothing says where in the recipe they are.
             _ => State::Reading(spawn_blocking(move || {
                 let _place = held;
-                let skipped = archive.skip(range.start).map(|()| Bytes::new());
-                (Box::new(archive), skipped)
+                let skipped = source.skip(range.start).map(|()| Bytes::new());
+                (source, skipped)
             })),
         };
         Self {
@@ -123,11 +180,12 @@ impl Body for Sent {
         loop {
             match std::mem::replace(&mut self.state, State::Ended) {
                 State::Ended => return Poll::Ready(None),
-                State::Waiting(archive) => {
+                State::Waiting(mut source) => {
                     let (left, held) = (self.left, Arc::clone(&self.place));
                     self.state = State::Reading(spawn_blocking(move || {
                         let _place = held;
-                        piece(archive, left)
+                        let piece = source.piece(left);
+                        (source, piece)
                     }));
                 }
                 State::Reading(mut reading) => {
@@ -135,20 +193,20 @@ impl Body for Sent {
                         self.state = State::Reading(reading);
                         return Poll::Pending;
                     };
-                    let (archive, read) = match read {
+                    let (source, read) = match read {
                         Ok(read) => read,
                         Err(panicked) => return Poll::Ready(Some(Err(io::Error::other(panicked)))),
                     };
                     let bytes = match read {
                         Ok(bytes) => bytes,
                         Err(error) => {
-                            (self.report)(&format!("layer {}: {error}", archive.diff_id()));
+                            (self.report)(&format!("{}: {error}", source.name()));
                             return Poll::Ready(Some(Err(error)));
                         }
                     };
                     self.left = self.left.saturating_sub(bytes.len() as u64);
                     if self.left > 0 {
-                        self.state = State::Waiting(archive);
+                        self.state = State::Waiting(source);
                     }
                     // There are none after passing over others.
                     if !bytes.is_empty() {
@@ -166,20 +224,6 @@ impl Body for Sent {
     fn size_hint(&self) -> SizeHint {
         SizeHint::with_exact(self.left)
     }
-}
-
-/// Reads the next piece. The last one of a whole archive is only returned once its digest is right.
-fn piece(mut archive: Box<LayerArchive>, left: u64) -> (Box<LayerArchive>, io::Result<Bytes>) {
-    let wanted = left.min(PIECE) as usize;
-    let mut bytes = vec![0; wanted];
-    let read = archive.read_exact(&mut bytes).and_then(|()| {
-        if left > PIECE {
-            return Ok(());
-        }
-        // A range may end before the archive does, and then nothing is checked.
-        archive.read(&mut [0]).map(drop)
-    });
-    (archive, read.map(|()| bytes.into()))
 }
 
 /// Returns the bytes that a `Range` asks for of so many; `None` for all, as also for several ranges at once.

@@ -1,16 +1,20 @@
-//! What the store has, as a registry has it: manifests, configs, archives of layers, names.
+//! What the store has, as a registry has it: manifests, configs, blobs of layers, names.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use micabox_ground::lock;
 use micabox_image::Store;
-use micabox_image::export::rewrite;
-use micabox_image::store::{self, ImageSummary, LayerArchive};
-use micabox_oci::{Digest, Reference};
+use micabox_image::export::{INDEX_TYPE, MANIFEST_TYPE, erofs_index, rewrite};
+use micabox_image::manifest::{Document, digest_of};
+use micabox_image::store::{self, Image, ImageSummary, LayerArchive};
+use micabox_oci::{Descriptor, Digest, Reference};
+use micabox_transfer::{NOTHING, start_order_artifact};
 
+use crate::blob::Source;
+use crate::converted::{Conversions, Converted, is_archives, is_converted};
 use crate::problem::{Code, Problem};
 
 /// A manifest as it is served.
@@ -21,10 +25,33 @@ pub struct Published {
     pub digest: Digest,
 }
 
+impl Published {
+    /// Returns the digests of this manifest, or of this index and its manifests.
+    pub fn manifests(&self) -> Vec<Digest> {
+        let mut digests = vec![self.digest];
+        if let Ok(Document::Index(index)) = Document::parse(&self.bytes, Some(&self.media_type)) {
+            let entries = index.entries.iter();
+            digests.extend(entries.filter_map(|entry| digest_of(entry, "index", "manifest").ok()));
+        }
+        digests
+    }
+
+    fn descriptor(&self) -> Descriptor {
+        Descriptor {
+            media_type: self.media_type.clone(),
+            digest: self.digest,
+            size: self.bytes.len() as u64,
+        }
+    }
+}
+
 /// The images of a store. Everything here blocks.
 #[derive(Debug)]
 pub struct Catalog {
     store: Store,
+    /// Whether images of archives are served as EROFS images as well.
+    with_erofs: bool,
+    conversions: Arc<Conversions>,
     known: Mutex<Known>,
     /// Locked while the store is listed, which happens once for all who ask.
     list: Mutex<Option<List>>,
@@ -36,6 +63,19 @@ struct Known {
     /// Digests of the store's manifests by those of the served ones, and by those of their configs.
     served: HashMap<Digest, Digest>,
     configs: HashMap<Digest, Digest>,
+    /// The same by the served manifests and indexes of EROFS images that were converted here.
+    forms: HashMap<Digest, (Digest, Form)>,
+    /// The same by blobs that came as EROFS images.
+    blobs: HashMap<Digest, Digest>,
+}
+
+/// What is served of an image that was converted here.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    /// Its EROFS images.
+    Erofs,
+    /// The index of its archives and of these.
+    Both,
 }
 
 /// The images of the store, as they were a moment ago.
@@ -49,9 +89,11 @@ struct List {
 const MOMENT: Duration = Duration::from_secs(1);
 
 impl Catalog {
-    pub fn new(store: Store) -> Self {
+    pub fn new(store: Store, with_erofs: bool) -> Self {
         Self {
             store,
+            with_erofs,
+            conversions: Arc::default(),
             known: Mutex::default(),
             list: Mutex::default(),
         }
@@ -66,13 +108,14 @@ impl Catalog {
         self.store.image(&reference.to_string()).is_ok()
     }
 
-    /// Returns the manifest of a name.
+    /// Returns the manifest of a name, or the index of both forms of its image.
     ///
     /// # Errors
     ///
-    /// A [`Problem`]: the store has no such image, or its archives can't be rebuilt.
+    /// A [`Problem`]: the store has no such image, or its layers can't be rebuilt.
     pub fn named(&self, reference: &Reference) -> Result<Published, Problem> {
         match self.store.image(&reference.to_string()) {
+            Ok(image) if self.with_erofs && is_archives(&image) => self.form(&image, Form::Both),
             Ok(image) => self.published(&image.manifest_digest),
             Err(store::Error::NoImage { .. }) => Err(Problem::new(
                 Code::ManifestUnknown,
@@ -107,8 +150,17 @@ impl Catalog {
 
     /// Returns the manifest of this digest, if it was served before and its image is still there.
     fn known_as(&self, digest: &Digest) -> Option<Published> {
-        let manifest = self.known().served.get(digest).copied()?;
-        let published = self.published(&manifest).ok()?;
+        let form = self.known().forms.get(digest).copied();
+        let published = match form {
+            Some((manifest, form)) => {
+                let image = self.store.image_by_digest(&manifest).ok()?;
+                self.form(&image, form).ok()?
+            }
+            None => {
+                let manifest = self.known().served.get(digest).copied()?;
+                self.published(&manifest).ok()?
+            }
+        };
         (published.digest == *digest).then_some(published)
     }
 
@@ -118,6 +170,13 @@ impl Catalog {
     ///
     /// A [`Problem`]: the store can't be read.
     pub fn config(&self, digest: &Digest) -> Result<Option<Bytes>, Problem> {
+        if *digest == Digest::of(NOTHING) {
+            // Of an order.
+            return Ok(Some(Bytes::from_static(NOTHING)));
+        }
+        if let Some(config) = self.conversions.config(digest) {
+            return Ok(Some(config.into()));
+        }
         let known = self.known().configs.get(digest).copied();
         if let Some(manifest) = known
             && let Some(config) = self.config_of(&manifest, digest)?
@@ -140,12 +199,60 @@ impl Catalog {
         }
     }
 
-    /// Opens the archive of this digest, if the store can rebuild it.
+    /// Opens the layer's blob of this digest, if the store can rebuild it: an archive, or an EROFS image.
     ///
     /// # Errors
     ///
     /// A [`Problem`]: the store can't be read, or is damaged.
-    pub fn archive(&self, digest: &Digest) -> Result<Option<LayerArchive>, Problem> {
+    pub fn blob(&self, digest: &Digest) -> Result<Option<Source>, Problem> {
+        if let Some(archive) = self.archive(digest)? {
+            return Ok(Some(Source::Archive(Box::new(archive))));
+        }
+        let mut blob = self.conversions.blob(digest);
+        if blob.is_none()
+            && let Some(manifest) = self.came_as(digest)?
+        {
+            let of_store =
+                |error: store::Error| Problem::ours("the image can't be read", error.to_string());
+            let image = self.store.image_by_digest(&manifest).map_err(of_store)?;
+            self.conversions.of(&self.store, &image)?;
+            blob = self.conversions.blob(digest);
+        }
+        let Some(blob) = blob else {
+            return Ok(None);
+        };
+        match blob.reader(&self.store) {
+            Ok(reader) => Ok(Some(Source::Erofs(Box::new(reader), 0))),
+            Err(error) => Err(Problem::ours("the layer can't be read", error.to_string())),
+        }
+    }
+
+    /// Returns the manifest of the image that came with this blob, as an EROFS image; none if there is none.
+    fn came_as(&self, digest: &Digest) -> Result<Option<Digest>, Problem> {
+        let known = || self.known().blobs.get(digest).copied();
+        if let Some(manifest) = known() {
+            return Ok(Some(manifest));
+        }
+        if self.known().configs.contains_key(digest) {
+            return Ok(None);
+        }
+        self.list()?;
+        Ok(known())
+    }
+
+    /// Returns the order of a start of the image with this manifest, as an artifact that is attached to it; none if the
+    /// store has none.
+    pub fn order(&self, manifest: &Digest) -> Option<Published> {
+        let order = self.store.start_order(manifest)?;
+        let artifact = start_order_artifact(&order);
+        Some(Published {
+            digest: Digest::of(&artifact.manifest),
+            bytes: artifact.manifest.into(),
+            media_type: artifact.media_type.to_owned(),
+        })
+    }
+
+    fn archive(&self, digest: &Digest) -> Result<Option<LayerArchive>, Problem> {
         let of_store =
             |error: store::Error| Problem::ours("the layer can't be read", error.to_string());
         let Some(layer) = self.store.layer(digest).map_err(of_store)? else {
@@ -211,13 +318,25 @@ impl Catalog {
         let unlisted =
             |error: store::Error| Problem::ours("the store can't be listed", error.to_string());
         let images = Arc::new(images.map_err(unlisted)?);
-        let before = std::mem::take(&mut *self.known()).served;
+        let now: HashSet<_> = images.iter().map(|i| i.manifest_digest).collect();
+        let before = {
+            let mut known = self.known();
+            known.configs.clear();
+            known.blobs.clear();
+            known
+                .forms
+                .retain(|_, (manifest, _)| now.contains(manifest));
+            std::mem::take(&mut known.served)
+        };
         let before: HashMap<_, _> = before.into_iter().map(|(of, by)| (by, of)).collect();
         for image in images.iter() {
             match before.get(&image.manifest_digest) {
-                Some(served) => self.note(*served, image.manifest_digest, image.config_digest),
+                // Of one that came as EROFS images, the blobs are to be noted as well.
+                Some(served) if *served != image.manifest_digest => {
+                    self.note(*served, image.manifest_digest, image.config_digest)
+                }
                 // One that can't be served has no manifest.
-                None => drop(self.published(&image.manifest_digest)),
+                _ => drop(self.published(&image.manifest_digest)),
             }
         }
         let list = List { since, images };
@@ -238,6 +357,9 @@ impl Catalog {
         let image = self.store.image_by_digest(manifest).map_err(of_store)?;
         let original = self.store.manifest(manifest).map_err(of_store)?;
         let config = self.store.config(manifest).map_err(of_store)?;
+        if is_converted(&image) {
+            return self.as_it_came(&image, original);
+        }
         if let Some(layer) = image.layers.iter().find(|l| l.record.recipe.is_none()) {
             let message = format!(
                 "layer {} came as an EROFS image, not as an archive, and is only where it came from",
@@ -255,6 +377,66 @@ impl Catalog {
             media_type,
             digest,
         })
+    }
+
+    /// Returns the manifest of an image that came as EROFS images, which are served as they came.
+    fn as_it_came(&self, image: &Image, original: Vec<u8>) -> Result<Published, Problem> {
+        let invalid = |error: String| Problem::new(Code::ManifestUnknown, error);
+        let document = Document::parse(&original, None).map_err(|e| invalid(e.to_string()))?;
+        let digest = image.manifest_digest;
+        if let Document::Manifest(manifest) = document {
+            // Devices, and the metadata over them. A stack of the same layers has no such manifest.
+            if manifest.layers.len() != image.layers.len() + 1 {
+                let message = "it is a stack of EROFS images, which are only where they came from";
+                return Err(invalid(message.to_owned()));
+            }
+            let mut known = self.known();
+            for entry in &manifest.layers {
+                if let Ok(blob) = digest_of(entry, "manifest", "layer") {
+                    known.blobs.insert(blob, digest);
+                }
+            }
+        }
+        self.note(digest, digest, image.config_digest);
+        Ok(Published {
+            bytes: original.into(),
+            media_type: MANIFEST_TYPE.to_owned(),
+            digest,
+        })
+    }
+
+    /// Returns what is served of an image of archives that is converted.
+    fn form(&self, image: &Image, form: Form) -> Result<Published, Problem> {
+        let converted: Arc<Converted> = self.conversions.of(&self.store, image)?;
+        let erofs = Published {
+            bytes: converted.documents.manifest.clone().into(),
+            media_type: MANIFEST_TYPE.to_owned(),
+            digest: Digest::of(&converted.documents.manifest),
+        };
+        let published = match form {
+            Form::Erofs => erofs,
+            Form::Both => {
+                let note = |digest, form| {
+                    let manifest = image.manifest_digest;
+                    self.known().forms.insert(digest, (manifest, form));
+                };
+                note(erofs.digest, Form::Erofs);
+                let archives = self.published(&image.manifest_digest)?;
+                let config = self.store.config(&image.manifest_digest);
+                let config =
+                    config.map_err(|e| Problem::ours("the config can't be read", e.to_string()))?;
+                let index = erofs_index(Some(&archives.descriptor()), &erofs.descriptor(), &config)
+                    .map_err(|error| Problem::new(Code::ManifestUnknown, error.to_string()))?;
+                let digest = Digest::of(&index);
+                note(digest, Form::Both);
+                Published {
+                    bytes: index.into(),
+                    media_type: INDEX_TYPE.to_owned(),
+                    digest,
+                }
+            }
+        };
+        Ok(published)
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

@@ -5,9 +5,12 @@
 //! for byte, and not compressed. So an image has the manifest of the store if its layers were not compressed there
 //! either, and otherwise one that names the same config and the archives themselves, whose digests are the diff IDs.
 //!
+//! An image is also served as EROFS images, whose chunks are compressed again while they are sent: as `mica push --erofs`
+//! would send it, or as it came.
+//!
 //! Data flows one way: [`serve`] accepts connections, [`access`] lets a request in, [`path`] says what it asks for,
-//! [`name`] which image that is, [`catalog`] finds it in the store, [`upstream`] pulls what is not there, [`blob`] sends
-//! an archive.
+//! [`name`] which image that is, [`catalog`] finds it in the store, [`converted`] as EROFS images, [`upstream`] pulls what
+//! is not there, [`attached`] has what is attached to images, [`blob`] sends a layer.
 //!
 //! [spec]: https://github.com/opencontainers/distribution-spec
 
@@ -16,8 +19,10 @@
 
 mod access;
 mod answer;
+mod attached;
 mod blob;
 mod catalog;
+mod converted;
 #[doc(hidden)]
 pub mod fuzzing;
 mod list;

@@ -4,23 +4,29 @@ use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use micabox_image::Store;
 use micabox_listen::{Connection, Connections, HEAD, Holding, Patient, Reading};
-use micabox_oci::Reference;
 use micabox_oci::reference::DEFAULT_REGISTRY;
+use micabox_oci::{Digest, Reference};
+use micabox_transfer::{attached_to, signatures_name};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::answer::{self, Body};
+use crate::attached::Attachments;
 use crate::blob::Transfers;
 use crate::catalog::{Catalog, Published};
 use crate::problem::{Code, Problem};
 use crate::{Access, Report, Tls, Upstream};
+
+/// How long a client waits for the signatures of its image to be asked for.
+const LEARNING: Duration = Duration::from_secs(5);
 
 /// What is served, and to whom.
 pub struct Replica {
@@ -30,6 +36,7 @@ pub struct Replica {
     tls: Option<Tls>,
     pub(crate) report: Report,
     pub(crate) transfers: Arc<Transfers>,
+    pub(crate) attachments: Attachments,
 }
 
 /// Why serving ended.
@@ -41,23 +48,25 @@ pub enum ServeError {
 }
 
 impl Replica {
-    /// Serves a store's images to those who have access, in clear without `tls`. `report` gets what its owner should
-    /// know.
+    /// Serves a store's images to those who have access, in clear without `tls`; `with_erofs`, those of archives as EROFS
+    /// images as well. `report` gets what its owner should know.
     #[must_use]
     pub fn new(
         store: Store,
+        with_erofs: bool,
         access: Access,
         tls: Option<Tls>,
         upstream: Option<Upstream>,
         report: Report,
     ) -> Self {
         Self {
-            catalog: Arc::new(Catalog::new(store)),
+            catalog: Arc::new(Catalog::new(store, with_erofs)),
             access,
             upstream: upstream.map(Arc::new),
             tls,
             report,
             transfers: Arc::default(),
+            attachments: Attachments::default(),
         }
     }
 
@@ -86,25 +95,34 @@ impl Replica {
 
     /// Returns the manifest of a name: the registry's of now, where it is one to pull from, else the store's.
     /// Nothing is pulled for a request through a server like this one, which may be waiting for this one's own pull.
+    ///
+    /// The signatures of what was pulled are asked for as well: they are to be known when its registry is gone.
     pub(crate) async fn named(
         &self,
         reference: Reference,
         is_through_a_replica: bool,
         address: IpAddr,
     ) -> Result<Published, Problem> {
+        if let Some(digest) = reference.tag().and_then(attached_to) {
+            return self.attached(reference, digest, is_through_a_replica).await;
+        }
         let mut failed = None;
-        if let Some(upstream) = self.upstream.as_ref().filter(|_| !is_through_a_replica)
-            && upstream.pulls_from(&reference)
-        {
+        let upstream = self
+            .upstream
+            .as_ref()
+            .filter(|upstream| !is_through_a_replica && upstream.pulls_from(&reference));
+        if let Some(upstream) = upstream {
             let (catalog, name) = (Arc::clone(&self.catalog), reference.clone());
             let is_here = spawn_blocking(move || catalog.has(&name)).await;
             let is_here = is_here.unwrap_or_default();
             let fetched = upstream.fetch(self.catalog.store(), &reference, address, is_here);
             failed = fetched.await.err();
         }
-        let here = self
-            .blocking(move |catalog| catalog.named(&reference))
-            .await;
+        let name = reference.clone();
+        let here = self.blocking(move |catalog| catalog.named(&name)).await;
+        if let (Some(upstream), Ok(here), None) = (upstream, &here, &failed) {
+            self.learn_signatures(upstream, &reference, here).await;
+        }
         match (here, failed) {
             (Err(problem), Some(failed)) if problem.code == Code::ManifestUnknown => Err(failed),
             // What a policy refuses now is not served because it was taken before.
@@ -112,6 +130,60 @@ impl Replica {
             // What was pulled before is better than nothing.
             (here, _) => here,
         }
+    }
+
+    /// Asks for the signatures of an image that was pulled, those of its manifests that were not asked for before. One
+    /// that can't be had now is asked for again when a client wants it.
+    async fn learn_signatures(&self, upstream: &Upstream, image: &Reference, found: &Published) {
+        let learn = async {
+            for manifest in found.manifests() {
+                let Some(name) = signatures_name(image, &manifest) else {
+                    return;
+                };
+                if self.attachments.named(&name).is_none()
+                    && let Some(Ok(attached)) = upstream.attached(&name).await
+                {
+                    self.attachments.keep(name, attached);
+                }
+            }
+        };
+        // The client waits for the image.
+        let _ = timeout(LEARNING, learn).await;
+    }
+
+    /// Returns what is attached to the manifest of this digest: as its registry has it now, where it is one to pull
+    /// from, else as it was passed on before, or as the store has it.
+    async fn attached(
+        &self,
+        name: Reference,
+        manifest: Digest,
+        is_through_a_replica: bool,
+    ) -> Result<Published, Problem> {
+        let mut failed = None;
+        if let Some(upstream) = self.upstream.as_ref().filter(|_| !is_through_a_replica) {
+            match upstream.attached(&name).await {
+                Some(Ok(attached)) => self.attachments.keep(name.clone(), attached),
+                Some(Err(problem)) => failed = Some(problem),
+                None => {}
+            }
+        }
+        match self.attachments.named(&name) {
+            Some(Some(kept)) => return Ok(kept),
+            // Its registry had none when it could be asked.
+            Some(None) => failed = None,
+            None => {}
+        }
+        let missing = || {
+            let message = format!("nothing is known that is attached as {name}");
+            Problem::new(Code::ManifestUnknown, message)
+        };
+        if name.tag().is_some_and(|tag| tag.ends_with(".order")) {
+            let found = self.blocking(move |catalog| Ok(catalog.order(&manifest)));
+            // It is a hint, and no client has to wait for a registry that is gone.
+            return found.await?.ok_or_else(missing);
+        }
+        // Whether an image is signed is not known then: "none" would be a statement about it.
+        Err(failed.unwrap_or_else(missing))
     }
 }
 

@@ -11,7 +11,9 @@ use micabox_ground::lock;
 use micabox_image::Store;
 use micabox_image::progress::Silent;
 use micabox_oci::{Digest, Reference};
-use micabox_transfer::{PullError, PullOptions, PullPolicy, Settings, pull};
+use micabox_transfer::{
+    Attached, PullError, PullOptions, PullPolicy, RegistryError, Settings, fetch_attached, pull,
+};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout};
 
@@ -57,11 +59,16 @@ struct Failed {
 type Puller = Box<dyn Fn(Store, Reference) -> Pulled + Send + Sync>;
 type Pulled = Pin<Box<dyn Future<Output = Result<Digest, PullError>> + Send>>;
 
+/// Fetches what is attached to an image, by its name.
+type Fetcher = Box<dyn Fn(Reference) -> Fetching + Send + Sync>;
+type Fetching = Pin<Box<dyn Future<Output = Result<Attached, RegistryError>> + Send>>;
+
 /// Registries from which images are pulled for clients.
 pub struct Upstream {
     /// Not empty. The first one has the images whose registry a client doesn't say.
     registries: Vec<Registry>,
     pull: Puller,
+    fetch: Fetcher,
     pulls: Mutex<HashMap<Reference, Pull>>,
     report: Report,
 }
@@ -106,6 +113,11 @@ impl Upstream {
             settings: Arc::new(settings),
             ..options
         });
+        let of_attached = Arc::clone(&options);
+        let fetch = move |name: Reference| -> Fetching {
+            let options = Arc::clone(&of_attached);
+            Box::pin(async move { fetch_attached(&name, &options).await })
+        };
         let pull = move |store, reference| -> Pulled {
             let options = Arc::clone(&options);
             Box::pin(async move {
@@ -113,10 +125,11 @@ impl Upstream {
                 Ok(image.manifest_digest)
             })
         };
-        (!registries.is_empty()).then(|| Self::with(registries, Box::new(pull), report))
+        (!registries.is_empty())
+            .then(|| Self::with(registries, Box::new(pull), Box::new(fetch), report))
     }
 
-    fn with(registries: Vec<String>, pull: Puller, report: Report) -> Self {
+    fn with(registries: Vec<String>, pull: Puller, fetch: Fetcher, report: Report) -> Self {
         let registry = |name| Registry {
             name,
             slots: Semaphore::new(PULLS),
@@ -125,6 +138,7 @@ impl Upstream {
         Self {
             registries: registries.into_iter().map(registry).collect(),
             pull,
+            fetch,
             pulls: Mutex::default(),
             report,
         }
@@ -175,6 +189,49 @@ impl Upstream {
             Some((_, Ok(()))) => Ok(()),
             Some((_, Err(Failed { code, message, .. }))) => Err(Problem::new(code, message)),
             None => Err(Problem::busy(format!("{reference} was not pulled"), AGAIN)),
+        }
+    }
+
+    /// Returns what its registry has attached to an image under this name; `None` if it is no registry to pull from.
+    ///
+    /// # Errors
+    ///
+    /// A [`Problem`]: the registry can't be asked.
+    pub(crate) async fn attached(
+        &self,
+        name: &Reference,
+    ) -> Option<Result<Option<Attached>, Problem>> {
+        let registry = self.registry(name)?;
+        let out = || {
+            let message = format!("{} can't be reached", registry.name);
+            Some(Err(Problem::new(Code::Gateway, message)))
+        };
+        if registry.rests() {
+            return out();
+        }
+        let fetched = timeout(PATIENCE, async {
+            // It is never closed.
+            let _slot = registry.slots.acquire().await;
+            (self.fetch)(name.clone()).await
+        });
+        let Ok(fetched) = fetched.await else {
+            return Some(Err(Problem::busy(
+                format!("{name} is being fetched"),
+                AGAIN,
+            )));
+        };
+        match fetched {
+            Ok(attached) => Some(Ok(Some(attached))),
+            Err(error) if error.reason.is_missing() => Some(Ok(None)),
+            Err(error) => {
+                (self.report)(&error.to_string());
+                if error.reason.is_unreachable() {
+                    registry.note(true);
+                    return out();
+                }
+                let message = format!("{} did not give {name}: the server says why", registry.name);
+                Some(Err(Problem::new(Code::Gateway, message)))
+            }
         }
     }
 
@@ -272,12 +329,13 @@ impl Failed {
                 Code::Gateway,
                 format!("{registry} did not give {reference}: the server says why"),
             ),
-            PullError::Refused { .. } | PullError::Signatures { .. } | PullError::Policy(_) => {
-                failed(
-                    Code::Denied,
-                    format!("the server's policy does not let {reference} be used"),
-                )
-            }
+            PullError::Refused { .. }
+            | PullError::Signatures { .. }
+            | PullError::Beside { .. }
+            | PullError::Policy(_) => failed(
+                Code::Denied,
+                format!("the server's policy does not let {reference} be used"),
+            ),
             PullError::Manifest { .. } => failed(
                 Code::ManifestUnknown,
                 format!("{reference} has no image that can be served: the server says why"),
@@ -326,7 +384,7 @@ impl Pull {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use micabox_registry::{Direction, Reason, RegistryError};
+    use micabox_registry::{Direction, Reason};
     use tokio::time::sleep;
 
     use super::*;
@@ -361,7 +419,12 @@ mod tests {
         };
         let registries = [DEAD, GOOD].map(str::to_owned).into();
         Tried {
-            upstream: Arc::new(Upstream::with(registries, Box::new(pull), Arc::new(|_| {}))),
+            upstream: Arc::new(Upstream::with(
+                registries,
+                Box::new(pull),
+                Box::new(|_| Box::pin(std::future::pending())),
+                Arc::new(|_| {}),
+            )),
             store: Store::open(&directory.path().join("store")).unwrap(),
             _directory: directory,
             begun,

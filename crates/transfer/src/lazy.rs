@@ -11,7 +11,7 @@ use micabox_ground::lock;
 use micabox_image::progress::{self, Event, LayerState, Phase, Silent};
 use micabox_image::store::{CompleteError, Image, Layer, LazyRecord};
 use micabox_image::{Descriptor, Digest, Progress, Store};
-use micabox_lazy::{Fetch, Inflaters};
+use micabox_lazy::{Fetch, Fetched, Inflaters};
 use micabox_registry::{RegistryError, Repository};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinSet;
@@ -97,7 +97,7 @@ impl LazyLayers {
         let (record, blob) = store.lazy_blob(layer)?;
         let parts = BlobParts {
             runtime: self.runtime.clone(),
-            _threads: self.threads.clone(),
+            threads: self.threads.clone(),
             repository: self.repository(&record)?,
             diff_id: layer.diff_id,
             blob: record.blob.clone(),
@@ -130,27 +130,34 @@ impl fmt::Debug for LazyLayers {
 }
 
 /// The missing bytes of a blob.
-struct BlobParts {
-    runtime: Handle,
+pub(crate) struct BlobParts {
+    pub(crate) runtime: Handle,
     /// They end with the last image.
-    _threads: Option<Arc<Runtime>>,
-    repository: Arc<Repository>,
-    diff_id: Digest,
-    blob: Descriptor,
+    #[expect(dead_code, reason = "held for its end")]
+    pub(crate) threads: Option<Arc<Runtime>>,
+    pub(crate) repository: Arc<Repository>,
+    pub(crate) diff_id: Digest,
+    pub(crate) blob: Descriptor,
 }
 
 impl Fetch for BlobParts {
-    fn fetch(&self, range: Range<u64>) -> io::Result<Vec<u8>> {
+    fn fetch(&self, range: Range<u64>) -> mpsc::Receiver<io::Result<Fetched>> {
         let (repository, diff_id) = (Arc::clone(&self.repository), self.diff_id);
         let blob = self.blob.clone();
         let (sender, receiver) = mpsc::channel();
         // `block_on` panics if the runtime ends meanwhile, as it does where a fetch beside this one has failed.
         self.runtime.spawn(async move {
-            // Without a receiver there is no reader.
-            let _ = sender.send(repository.part(&diff_id, &blob, range).await);
+            let take = |bytes: &[u8], from: &str| {
+                let (bytes, from) = (bytes.to_vec(), from.to_owned());
+                // Without a receiver there is no reader.
+                sender.send(Ok(Fetched { bytes, from })).is_ok()
+            };
+            let fetched = repository.pieces(&diff_id, &blob, range, take).await;
+            if let Err(error) = fetched {
+                let _ = sender.send(Err(io::Error::other(error)));
+            }
         });
-        let ended = |_| io::Error::other("the transfer that it was a part of has ended");
-        receiver.recv().map_err(ended)?.map_err(io::Error::other)
+        receiver
     }
 }
 
@@ -215,7 +222,15 @@ pub(crate) async fn complete(
 }
 
 /// Stops the threads that fetch when what waits for them ends.
-struct Stop(Arc<AtomicBool>);
+#[derive(Default)]
+pub(crate) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Returns what is true once they stop.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
 
 impl Drop for Stop {
     fn drop(&mut self) {

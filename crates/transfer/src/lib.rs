@@ -7,9 +7,13 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 
+mod archives;
+mod attached;
+mod blocking;
 mod cancellation;
 mod lazy;
 mod login;
+mod lookaside;
 mod order;
 mod pull;
 mod push;
@@ -19,13 +23,18 @@ mod traced;
 mod trust;
 mod verify;
 
+pub use archives::bring_archives_blocking;
+pub use attached::{Attached, attached_to, fetch_attached, signatures_name};
 pub use cancellation::Cancellation;
 pub use lazy::{LazyLayers, complete_blocking};
 pub use login::check_login_blocking;
+pub use lookaside::BesideError;
 pub use micabox_registry::{
     Credential, Credentials, LoginError, LoginFile, PSEUDONYM, Reason, RegistryError, Unauthorized,
 };
-pub use order::push_start_order_blocking;
+pub use order::{
+    Artifact, NOTHING, push_order_blocking, push_start_order_blocking, start_order_artifact,
+};
 pub use pull::{PullError, PullOptions, pull, pull_blocking};
 pub use push::{PushError, PushOptions, Pushed, PushedErofs, push, push_blocking};
 pub use settings::{PullPolicy, Settings};

@@ -1,5 +1,5 @@
-//! The order in which a start reads an image's layers, in a registry: an artifact beside the image, under a tag that its
-//! manifest's digest makes, as signatures of cosign's have one.
+//! The order in which a start reads an image's layers, or a snapshot's memory, in a registry: an artifact beside it, under
+//! a tag that its manifest's digest makes, as signatures of cosign's have one.
 //!
 //! The manifest of the image, whose digest a conversion gives again and a signature covers, stays as it is. An order is a
 //! hint: it decides when chunks are fetched, never which bytes are used.
@@ -8,10 +8,9 @@ use std::sync::Arc;
 
 use micabox_image::manifest::Document;
 use micabox_image::progress::Silent;
-use micabox_image::store;
 use micabox_image::{Descriptor, Digest, Progress, Reference, Store};
 use micabox_lazy::Order;
-use micabox_registry::{Destination, RegistryError, Repository};
+use micabox_registry::{Destination, Repository};
 use serde_json::json;
 
 use crate::pull::blocking;
@@ -23,9 +22,10 @@ const ARTIFACT: &str = "application/vnd.micabox.start-order.v1";
 /// The annotation that has the order, as JSON.
 const ANNOTATION: &str = "org.micabox.start-order";
 
-/// Media type and contents of what has none (OCI image specification, "guidance for an empty descriptor").
+/// Media type of what has no contents (OCI image specification, "guidance for an empty descriptor").
 const EMPTY: &str = "application/vnd.oci.empty.v1+json";
-const NOTHING: &[u8] = b"{}";
+/// The contents of what has none.
+pub const NOTHING: &[u8] = b"{}";
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
@@ -62,59 +62,104 @@ pub fn push_start_order_blocking(
     image: &str,
     options: &PushOptions,
 ) -> Result<Reference, PushError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(PushError::Threads)?;
-    runtime.block_on(push(store, image, options))
-}
-
-async fn push(store: &Store, image: &str, options: &PushOptions) -> Result<Reference, PushError> {
-    let (in_store, asked) = (store.clone(), image.to_owned());
-    let found = blocking(move || -> Result<_, store::Error> {
-        let image = in_store.image(&asked)?;
-        let order = in_store.start_order(&image.manifest_digest);
-        Ok((image, order))
-    });
-    let (found, order) = found.await?;
+    let found = store.image(image)?;
+    let order = store.start_order(&found.manifest_digest);
     let order = order.filter(|order| !order.is_empty());
     let order = order.ok_or_else(|| PushError::NoOrder(image.to_owned()))?;
     let no_destination = || PushError::NoDestination(image.to_owned());
     let reference = found.reference.ok_or_else(no_destination)?;
-    let (name, tag) = name(&reference, &found.manifest_digest).ok_or_else(no_destination)?;
-    let order = serde_json::to_string(&order).map_err(|_| PushError::NoOrder(image.to_owned()))?;
+    push_order_blocking(store, &reference, &found.manifest_digest, &order, options)
+}
+
+/// Sends the order in which something was read that is in the repository of `reference` under a manifest, and blocks until
+/// it is there. Returns its name.
+///
+/// # Errors
+///
+/// [`PushError`].
+pub fn push_order_blocking(
+    store: &Store,
+    reference: &Reference,
+    manifest: &Digest,
+    order: &Order,
+    options: &PushOptions,
+) -> Result<Reference, PushError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(PushError::Threads)?;
+    runtime.block_on(push(store, reference, manifest, order, options))
+}
+
+async fn push(
+    store: &Store,
+    reference: &Reference,
+    manifest: &Digest,
+    order: &Order,
+    options: &PushOptions,
+) -> Result<Reference, PushError> {
+    let what = || reference.familiar();
+    let (name, tag) = name(reference, manifest).ok_or_else(|| PushError::NoDestination(what()))?;
+    let artifact = start_order_artifact(order);
     let silent: Arc<dyn Progress> = Arc::new(Silent);
     let settings = Arc::new(options.settings.for_registries());
     let destination = Destination::new(&name, [], &settings, &options.credentials, &silent)?;
-    let nothing = nothing(store, &destination).await?;
+    send_blob(store, &destination, &artifact).await?;
+    destination
+        .put_manifest(&tag, artifact.media_type, &artifact.manifest)
+        .await?;
+    Ok(name)
+}
+
+/// An order as a registry has it: a manifest, and a blob without contents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Artifact {
+    /// The manifest, which has the order.
+    pub manifest: Vec<u8>,
+    /// Its media type.
+    pub media_type: &'static str,
+    /// The blob.
+    pub blob: &'static [u8],
+}
+
+/// Returns an order as a registry has it.
+#[must_use]
+pub fn start_order_artifact(order: &Order) -> Artifact {
+    let nothing = nothing();
     let manifest = json!({
         "schemaVersion": 2,
         "mediaType": MANIFEST,
         "artifactType": ARTIFACT,
         "config": nothing,
         "layers": [nothing],
-        "annotations": { ANNOTATION: order },
+        // Numbers alone: there is nothing in it that has no text.
+        "annotations": { ANNOTATION: serde_json::to_string(order).unwrap_or_default() },
     });
-    let manifest = manifest.to_string();
-    destination
-        .put_manifest(&tag, MANIFEST, manifest.as_bytes())
-        .await?;
-    Ok(name)
+    Artifact {
+        manifest: manifest.to_string().into_bytes(),
+        media_type: MANIFEST,
+        blob: NOTHING,
+    }
 }
 
-/// Sends the blob of what has no contents, unless it is there.
-async fn nothing(store: &Store, destination: &Destination) -> Result<Descriptor, PushError> {
-    let blob = Descriptor {
+fn nothing() -> Descriptor {
+    Descriptor {
         media_type: EMPTY.to_owned(),
         digest: Digest::of(NOTHING),
         size: NOTHING.len() as u64,
-    };
-    if !destination.has(&blob).await? {
-        let store = store.clone();
-        let file = Arc::new(blocking(move || store.unnamed(NOTHING)).await?);
-        let uploaded: Result<(), RegistryError> =
-            destination.upload(&blob, &file, None, None).await;
-        uploaded?;
     }
-    Ok(blob)
+}
+
+/// Sends the artifact's blob, unless it is there.
+async fn send_blob(
+    store: &Store,
+    destination: &Destination,
+    artifact: &Artifact,
+) -> Result<(), PushError> {
+    let (store, blob, bytes) = (store.clone(), nothing(), artifact.blob);
+    if !destination.has(&blob).await? {
+        let file = Arc::new(blocking(move || store.unnamed(bytes)).await?);
+        destination.upload(&blob, &file, None, None).await?;
+    }
+    Ok(())
 }

@@ -11,8 +11,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use micabox_oci::ImageConfiguration;
-use tokio::sync::{Semaphore, watch};
-use tokio::task::{JoinError, JoinSet, spawn_blocking};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
 
 use micabox_image::manifest::{self, Document, LayerSource, ManifestError, Search};
 use micabox_image::progress::{self, Event, Phase};
@@ -22,7 +22,9 @@ use micabox_registry::{Credentials, Fetched, RegistryError, Repository};
 
 use self::layer::LayerTask;
 use self::lazy::Lazily;
+pub(crate) use crate::blocking::{blocking, joined};
 use crate::lazy::complete;
+use crate::lookaside::Beside;
 use crate::order;
 use crate::traced::Traced;
 use crate::trust::Judged;
@@ -255,9 +257,13 @@ impl Pull<'_> {
                 Found::New(image) => Digest::of(&image.manifest),
                 Found::Stored(digest) => *digest,
             };
+            let beside = Beside {
+                settings: &self.options.settings,
+                progress: &self.progress,
+            };
             let signers = self
                 .judged
-                .signers(&policy, &repository, [manifest, document]);
+                .signers(&policy, &repository, beside, [manifest, document]);
             origin.signers = signers.await?;
         }
         let found = match found {
@@ -266,13 +272,16 @@ impl Pull<'_> {
         };
 
         self.phase(Phase::Layers);
-        let (mut layers, mut order) = (found.layers, None);
+        let (mut layers, mut order, mut early) = (found.layers, None, None);
         if self.options.lazy {
             let manifest = Digest::of(&found.manifest);
             let lazily = self.lazily(&repository);
             let fetched = order::fetch(&repository, &self.reference, &manifest);
-            let (begun, fetched) = tokio::join!(lazily.begin(layers), fetched);
-            (layers, order) = (begun?, fetched);
+            let (indexed, images) = mpsc::unbounded_channel();
+            let ahead = Lazily::ahead(fetched, images);
+            let (begun, ahead) = tokio::join!(lazily.begin(layers, indexed), ahead);
+            layers = begun?;
+            (order, early) = ahead.unzip();
         }
         self.fetch(repository, layers).await?;
 
@@ -287,7 +296,11 @@ impl Pull<'_> {
             }
             Ok(image)
         };
-        Ok(blocking(publish).await?)
+        let image = blocking(publish).await?;
+        if let Some(early) = early {
+            early.end().await;
+        }
+        Ok(image)
     }
 
     fn lazily(&self, repository: &Arc<Repository>) -> Lazily {
@@ -303,7 +316,8 @@ impl Pull<'_> {
     }
 
     /// Returns the platform, and whether images of EROFS layers go before those of archives: where they can be used
-    /// before they are here, and where the name's image is one already, unless a platform was asked for.
+    /// before they are here, and, unless a platform was asked for, where the settings prefer them or the name's image is
+    /// one already.
     async fn wanted(&self) -> Platform {
         let (store, name) = (self.store.clone(), self.reference.to_string());
         let is_converted = |layer: &Layer| layer.record.archive.is_some();
@@ -312,7 +326,12 @@ impl Pull<'_> {
             image.is_ok_and(|image| image.layers.iter().any(is_converted))
         };
         let wanted = self.platform.clone();
-        if self.options.lazy || self.options.platform.is_none() && blocking(has_it).await {
+        let is_preferred = match &self.options.platform {
+            _ if self.options.lazy => true,
+            Some(_) => false,
+            None => self.options.settings.prefer_erofs || blocking(has_it).await,
+        };
+        if is_preferred {
             return wanted.and_feature(manifest::erofs::FEATURE);
         }
         wanted
@@ -469,18 +488,5 @@ impl Pull<'_> {
 
     fn phase(&self, phase: Phase) {
         self.progress.event(Event::Phase(phase));
-    }
-}
-
-/// Runs work that blocks on disks and locks.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    joined(spawn_blocking(work).await)
-}
-
-/// Returns a task's result. Resumes the task's panic if it panicked.
-pub(crate) fn joined<T>(ended: Result<T, JoinError>) -> T {
-    match ended {
-        Ok(value) => value,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }

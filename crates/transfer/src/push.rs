@@ -13,7 +13,9 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, spawn_blocking};
 use url::Url;
 
-use micabox_image::export::{PackError, Packed, config_descriptor, pack_layer, rewrite, transfers};
+use micabox_image::export::{
+    PackError, Packed, config_descriptor, erofs_documents, pack_layer, rewrite, transfers,
+};
 use micabox_image::manifest::{Document, LayerSource, Manifest, ManifestError, layers_of};
 use micabox_image::progress::{self, Event, LayerState, Phase};
 use micabox_image::store::{self, Image, Layer};
@@ -30,6 +32,8 @@ pub struct PushOptions {
     pub compression: Compression,
     /// Whether the layers are sent as EROFS images as well, as a second manifest of the same tag.
     pub erofs: bool,
+    /// The tag, in the same repository, under which these images are also a stack for containerd 2.4.
+    pub containerd: Option<String>,
     /// Registries, timeouts, how many layers at the same time.
     pub settings: Arc<Settings>,
     /// Registry credentials.
@@ -42,6 +46,7 @@ impl PushOptions {
         Self {
             compression: Compression::default(),
             erofs: false,
+            containerd: None,
             settings,
             credentials: Credentials::from_environment(),
         }
@@ -58,6 +63,8 @@ pub struct Pushed {
     pub manifest_digest: Digest,
     /// The image's other form, if it was asked for.
     pub erofs: Option<PushedErofs>,
+    /// The stack for containerd, if it was asked for, and its name.
+    pub containerd: Option<(Reference, PushedErofs)>,
     /// Number of layers.
     pub layers: usize,
     /// Number of layers that the registry already had, or mounted from another of its repositories.
@@ -69,7 +76,7 @@ pub struct Pushed {
 pub struct PushedErofs {
     /// Digest of its manifest.
     pub manifest_digest: Digest,
-    /// Digest of the index of both forms, which the tag names.
+    /// Digest of the index of the archives and of these, which the tag names.
     pub index_digest: Digest,
 }
 
@@ -112,6 +119,9 @@ pub enum PushError {
     /// The destination has a digest, which only the pushed manifest can determine.
     #[error("cannot push to {0}: a destination has a tag and no digest")]
     Digest(Box<Reference>),
+    /// The tag of the stack for containerd is none, or the image's own.
+    #[error("`{0}` is no tag for containerd's form: name one, other than that of the image")]
+    ContainerdTag(String),
     /// The system refuses to start threads.
     #[error("cannot start the threads that a push needs: {0}")]
     Threads(#[source] io::Error),
@@ -151,7 +161,7 @@ pub async fn push(
     progress.event(Event::Phase(Phase::Resolving));
     let (in_store, name) = (store.clone(), name.to_owned());
     let settings = Arc::clone(&options.settings);
-    let erofs = options.erofs;
+    let erofs = options.erofs || options.containerd.is_some();
     let found = blocking(move || Found::new(&in_store, &name, &settings.limits, erofs)).await?;
     let destination = match destination.or(found.image.reference.as_ref()) {
         Some(destination) => destination.clone(),
@@ -159,6 +169,10 @@ pub async fn push(
     };
     let Some(tag) = destination.tag().filter(|_| destination.digest().is_none()) else {
         return Err(PushError::Digest(Box::new(destination)));
+    };
+    let stack = match &options.containerd {
+        Some(name) => Some(beside(&destination, name)?),
+        None => None,
     };
     let others = found.repositories_beside(&destination);
     let push = Push {
@@ -180,10 +194,14 @@ pub async fn push(
     let parallel = options.settings.parallel_layers.get();
     push.announce(&found);
     let (blobs, present) = push.layers(&found, parallel).await?;
-    let images = if options.erofs {
+    let images = if options.erofs || stack.is_some() {
         Some(push.images(&found, parallel).await?)
     } else {
         None
+    };
+    let stacked = match (&images, stack) {
+        (Some(images), Some(name)) => Some((name, push.stack(&found, images).await?)),
+        _ => None,
     };
 
     push.progress.event(Event::Phase(Phase::Publishing));
@@ -191,19 +209,30 @@ pub async fn push(
     let (manifest, media_type) =
         rewrite(&found.manifest, &found.config, &blobs).map_err(|source| found.unusable(source))?;
     let pushed = Digest::of(&manifest);
-    // The index, which has the tag, comes last.
+    // An index, which has the tag, comes last.
     let name = images.is_some().then(|| pushed.to_string());
     push.destination
         .put_manifest(name.as_deref().unwrap_or(tag), &media_type, &manifest)
         .await?;
+    let archives = Descriptor {
+        media_type,
+        digest: pushed,
+        size: manifest.len() as u64,
+    };
+    let containerd = match stacked {
+        Some((name, documents)) => {
+            let tag = name.tag().unwrap_or_default();
+            // Alone: containerd 2.4 would fetch and unpack the archives as well, which are for its platform, too.
+            let pushed = push.index(&found, &documents, None, tag).await?;
+            Some((name, pushed))
+        }
+        None => None,
+    };
     let erofs = match images {
         Some(images) => {
-            let archives = Descriptor {
-                media_type,
-                digest: pushed,
-                size: manifest.len() as u64,
-            };
-            Some(push.index(&found, &images, &archives, tag).await?)
+            let documents = erofs_documents(&found.manifest, &found.config, &images)
+                .map_err(|source| found.unusable(source))?;
+            Some(push.index(&found, &documents, Some(&archives), tag).await?)
         }
         None => None,
     };
@@ -218,10 +247,21 @@ pub async fn push(
     Ok(Pushed {
         manifest_digest: pushed,
         erofs,
+        containerd,
         reference: destination,
         layers: blobs.len(),
         present,
     })
+}
+
+/// Returns the name of an image beside `destination`, in its repository.
+fn beside(destination: &Reference, tag: &str) -> Result<Reference, PushError> {
+    let invalid = || PushError::ContainerdTag(tag.to_owned());
+    let (registry, repository) = (destination.registry(), destination.repository());
+    let name = format!("{registry}/{repository}:{tag}").parse::<Reference>();
+    let name = name.map_err(|_| invalid())?;
+    let is_other = name.tag() == Some(tag) && destination.tag() != Some(tag);
+    is_other.then_some(name).ok_or_else(invalid)
 }
 
 /// An image with the store's data about it.
@@ -458,14 +498,27 @@ impl Push {
         id: Digest,
         pack: impl FnOnce(&mut dyn FnMut(u64) -> bool) -> Result<T, PackError> + Send + 'static,
     ) -> Result<T, PushError> {
-        let (progress, stop) = (Arc::clone(&self.progress), Arc::clone(&self.stop));
+        let progress = Arc::clone(&self.progress);
+        let report = move |bytes| {
+            let state = LayerState::Packed { bytes };
+            progress.event(Event::Layer {
+                diff_id: &id,
+                state,
+            });
+        };
+        self.packing_with(report, pack).await
+    }
+
+    /// Runs `pack` on a thread, calls `report` with the bytes that are packed, and stops it when the push ends.
+    async fn packing_with<T: Send + 'static>(
+        &self,
+        report: impl Fn(u64) + Send + 'static,
+        pack: impl FnOnce(&mut dyn FnMut(u64) -> bool) -> Result<T, PackError> + Send + 'static,
+    ) -> Result<T, PushError> {
+        let stop = Arc::clone(&self.stop);
         let packing = spawn_blocking(move || {
             pack(&mut |bytes| {
-                let state = LayerState::Packed { bytes };
-                progress.event(Event::Layer {
-                    diff_id: &id,
-                    state,
-                });
+                report(bytes);
                 !stop.load(Ordering::Relaxed)
             })
         });

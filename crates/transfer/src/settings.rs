@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,13 +13,17 @@ use std::path::{Path, PathBuf};
 use micabox_image::convert::Place;
 use micabox_image::{Limits, ParallelLayers};
 use micabox_oci::Reference;
-use micabox_registry::{Registry, Transfer};
+use micabox_registry::{Mirror, Registry, Transfer};
 use micabox_trust::{Policy, PolicyError};
 use serde::Deserialize;
 
 /// Environment variable with the path of the settings file, in place of the one in the XDG
 /// configuration directory.
 pub const FILE_VARIABLE: &str = "MICABOX_CONFIG";
+
+/// Where podman and skopeo have their policy: below the user's home directory, and the system's.
+const USER_POLICY: &str = ".config/containers/policy.json";
+const SYSTEM_POLICY: &str = "/etc/containers/policy.json";
 
 /// Why settings could not be read. Partial settings are never used.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +60,7 @@ pub enum PullPolicy {
 }
 
 /// All settings.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
     /// When to ask the registry for an image.
@@ -64,10 +69,25 @@ pub struct Settings {
     pub parallel_layers: ParallelLayers,
     /// Whether sandboxes start before all of their image is here, where its registry has it as EROFS images.
     pub lazy: bool,
-    /// The file that says which images may be used (containers-policy.json(5)); without it all may.
+    /// Whether images and memories that are packed, or of which only a part is here, become whole in the background once
+    /// they are used.
+    pub make_whole: bool,
+    /// Machines that may have what any registry has, asked before it and its mirrors.
+    pub peers: Vec<Mirror>,
+    /// Whether of an image in both forms that of EROFS images is pulled, unless a platform is asked for.
+    pub prefer_erofs: bool,
+    /// The file that says which images may be used (containers-policy.json(5)); without it all may. [`Settings::load`]
+    /// finds the user's or the system's where none is named.
     pub policy: Option<PathBuf>,
-    /// Days after which images that nothing was started from are packed, in the background of the next pull; without it
-    /// none is.
+    /// Whether signatures in sigstore's bundles count, which are about no name.
+    pub sigstore_bundles: bool,
+    /// The directory of files that say where OpenPGP signatures are (containers-registries.d(5)); without it the user's,
+    /// or else the system's.
+    pub registries_d: Option<PathBuf>,
+    /// Whether the store's files get fs-verity where its filesystem has it.
+    pub fs_verity: bool,
+    /// Days after which images that nothing was started from, and snapshots that nothing used, are packed, in the
+    /// background of the next pull; without it none is. Volumes are left as they are.
     pub pack_unused_days: Option<u32>,
     /// Timeouts and retries.
     pub transfer: Transfer,
@@ -81,15 +101,43 @@ pub struct Settings {
     pub conversion: Place,
 }
 
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            pull_policy: PullPolicy::default(),
+            parallel_layers: ParallelLayers::default(),
+            lazy: false,
+            make_whole: true,
+            peers: Vec::new(),
+            prefer_erofs: false,
+            policy: None,
+            sigstore_bundles: false,
+            registries_d: None,
+            fs_verity: true,
+            pack_unused_days: None,
+            transfer: Transfer::default(),
+            limits: Limits::default(),
+            registry: BTreeMap::new(),
+            conversion: Place::default(),
+        }
+    }
+}
+
 impl Settings {
     /// Loads the settings of this process's user: from `$MICABOX_CONFIG`, else from
-    /// `micabox/config.toml` in the XDG configuration directory, else the defaults.
+    /// `micabox/config.toml` in the XDG configuration directory, else the defaults. Where they name no policy it is the
+    /// one that podman and skopeo have, the user's or else the system's, if there is one.
     ///
     /// # Errors
     ///
     /// [`ConfigError`]. A missing file is an error only if `$MICABOX_CONFIG` names it.
     pub fn load() -> Result<Self, ConfigError> {
-        let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
+        let mut settings = Self::of_user()?;
+        settings.policy = settings.policy.or_else(containers_policy);
+        Ok(settings)
+    }
+
+    fn of_user() -> Result<Self, ConfigError> {
         if let Some(path) = variable(FILE_VARIABLE) {
             // The file's own paths are relative to its directory, wherever this process goes.
             let path = std::path::absolute(&path).unwrap_or_else(|_| path.into());
@@ -137,8 +185,9 @@ impl Settings {
     /// Parses settings from TOML. Relative paths in them are relative to `directory`.
     fn parse(text: &str, directory: &Path) -> Result<Self, String> {
         let mut settings: Self = toml::from_str(text).map_err(|error| error.to_string())?;
-        if let Some(policy) = &mut settings.policy {
-            *policy = directory.join(&*policy);
+        let own = [&mut settings.policy, &mut settings.registries_d];
+        for path in own.into_iter().flatten() {
+            *path = directory.join(&*path);
         }
         for (name, registry) in &mut settings.registry {
             // Only the parser of references knows the valid names of registries.
@@ -169,7 +218,8 @@ impl Settings {
     ///
     /// [`PolicyError`].
     pub fn policy(&self) -> Result<Option<Policy>, PolicyError> {
-        self.policy.as_deref().map(Policy::read).transpose()
+        let policy = self.policy.as_deref().map(Policy::read).transpose()?;
+        Ok(policy.map(|policy| policy.with_bundles(self.sigstore_bundles)))
     }
 
     /// Returns the settings that conversions need.
@@ -188,14 +238,28 @@ impl Settings {
     pub fn for_registries(&self) -> micabox_registry::Settings {
         micabox_registry::Settings {
             transfer: self.transfer.clone(),
+            peers: self.peers.clone(),
             registry: self.registry.clone(),
         }
     }
 }
 
+/// Returns the environment variable, unless it is empty.
+fn variable(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// Returns the policy that podman and skopeo have by default: the user's, or else the system's. One that is there and
+/// can't be read is an error of every pull.
+fn containers_policy() -> Option<PathBuf> {
+    let home = variable("HOME").map(|home| Path::new(&home).join(USER_POLICY));
+    let system = PathBuf::from(SYSTEM_POLICY);
+    let mut all = home.into_iter().chain([system]);
+    all.find(|path| path.try_exists().unwrap_or(true))
+}
+
 #[cfg(test)]
 mod tests {
-    use micabox_registry::Mirror;
 
     use super::*;
 
@@ -225,9 +289,17 @@ mod tests {
         );
         assert_eq!(example.limits, defaults.limits);
         assert!(example.lazy && !defaults.lazy);
+        assert!(!example.make_whole && defaults.make_whole);
+        assert_eq!(example.peers, example.for_registries().peers);
+        assert_eq!(example.peers[1].registry, "10.0.0.8:5000");
+        assert!(example.prefer_erofs && !defaults.prefer_erofs);
+        assert!(example.sigstore_bundles && !defaults.sigstore_bundles);
         assert_eq!(example.pack_unused_days, Some(14));
+        assert!(example.fs_verity && defaults.fs_verity);
         let policy = Path::new("/etc/containers/policy.json");
         assert_eq!(example.policy.as_deref(), Some(policy));
+        let registries = Path::new("/etc/containers/registries.d");
+        assert_eq!(example.registries_d.as_deref(), Some(registries));
         assert_eq!(
             example.for_registries().registry("docker.io").mirrors,
             [

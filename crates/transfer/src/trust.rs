@@ -6,9 +6,13 @@ use std::collections::hash_map::Entry;
 use micabox_image::Digest;
 use micabox_oci::Reference;
 use micabox_registry::Repository;
-use micabox_trust::{Policy, Scope, Signature, Subject, attached_tag, signatures_of};
+use micabox_trust::{
+    BUNDLE_TYPE, Needs, Policy, Scope, Signature, Signatures, Subject, attached_tag, bundle_of,
+    bundles_of, referrers_tag, signatures_of,
+};
 
 use crate::PullError;
+use crate::lookaside::Beside;
 
 /// What a policy decides about, if it is not only what is pulled.
 pub(crate) struct Judged {
@@ -20,7 +24,10 @@ pub(crate) struct Judged {
 
 impl Judged {
     /// Returns the image's signers, as far as the policy asks. `pulled` are the digests of its manifest, and of the
-    /// document that led to it.
+    /// document that led to it; `beside` finds what is not in its repository.
+    ///
+    /// Signatures are fetched until those that are here will do: more of them change nothing. So one that can't be
+    /// fetched is no obstacle where another will do, and the reason of the refusal where none does.
     ///
     /// # Errors
     ///
@@ -29,29 +36,81 @@ impl Judged {
         &self,
         policy: &Policy,
         repository: &Repository,
+        beside: Beside<'_>,
         pulled: [Digest; 2],
     ) -> Result<Vec<String>, PullError> {
         let mut manifests: Vec<_> = pulled.into_iter().chain(self.above).collect();
         manifests.dedup();
         let reference = &self.name;
         let scope = Scope::Registry(reference);
-        let mut signatures = Vec::new();
-        if policy.needs_signatures(scope) {
-            for manifest in &manifests {
-                signatures.extend(attached(repository, reference, manifest).await?);
-            }
-        }
         let subject = Subject {
             reference: Some(reference),
             manifests: &manifests,
         };
-        match policy.check(scope, subject, &signatures) {
+        let mut signatures = Signatures::default();
+        let mut decided = policy.check(scope, subject, &signatures);
+        let mut failed = None;
+        for place in Place::all(policy.needs(scope), &manifests) {
+            if decided.is_ok() {
+                break;
+            }
+            let fetched = match place {
+                Place::Attached(manifest) => attached(repository, reference, manifest)
+                    .await
+                    .map(|found| signatures.attached.extend(found)),
+                Place::Bundles(manifest) => bundles(repository, reference, manifest)
+                    .await
+                    .map(|found| signatures.bundles.extend(found)),
+                Place::Beside => beside
+                    .signatures(reference, &manifests)
+                    .await
+                    .map(|found| signatures.lookaside = found)
+                    .map_err(|source| PullError::Beside {
+                        image: reference.to_string(),
+                        source,
+                    }),
+            };
+            match fetched {
+                Ok(()) => decided = policy.check(scope, subject, &signatures),
+                // No other question to it would be answered.
+                Err(PullError::Registry(error)) if error.reason.is_unreachable() => {
+                    return Err(error.into());
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        match decided {
             Ok(signers) => Ok(signers.iter().map(ToString::to_string).collect()),
-            Err(source) => Err(PullError::Refused {
+            Err(source) => Err(failed.unwrap_or_else(|| PullError::Refused {
                 image: reference.to_string(),
                 source: Box::new(source),
-            }),
+            })),
         }
+    }
+}
+
+/// Where signatures are.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    /// Attached to a manifest.
+    Attached(&'a Digest),
+    /// In bundles that refer to a manifest.
+    Bundles(&'a Digest),
+    /// Beside the registry.
+    Beside,
+}
+
+impl<'a> Place<'a> {
+    /// Returns where the signatures of manifests are that matter.
+    fn all(needs: Needs, manifests: &'a [Digest]) -> Vec<Self> {
+        let of = |is_needed: bool, place: fn(&'a Digest) -> Self| {
+            let manifests = manifests.iter().filter(move |_| is_needed);
+            manifests.map(place)
+        };
+        of(needs.attached, Self::Attached)
+            .chain(of(needs.bundles, Self::Bundles))
+            .chain(needs.lookaside.then_some(Self::Beside))
+            .collect()
     }
 }
 
@@ -61,18 +120,11 @@ async fn attached(
     reference: &Reference,
     manifest: &Digest,
 ) -> Result<Vec<Signature>, PullError> {
-    let (registry, name) = (reference.registry(), reference.repository());
-    let tag = format!("{registry}/{name}:{}", attached_tag(manifest));
-    // A repository's name and a tag of hexadecimal digits.
-    let Ok(tag) = tag.parse::<Reference>() else {
+    let fetched = tagged(repository, reference, &attached_tag(manifest)).await?;
+    let Some(fetched) = fetched else {
         return Ok(Vec::new());
     };
-    let fetched = match repository.named(&tag).await {
-        Ok(fetched) => fetched,
-        Err(error) if error.reason.is_missing() => return Ok(Vec::new()),
-        Err(error) => return Err(error.into()),
-    };
-    let listed = signatures_of(&fetched.bytes).map_err(|source| PullError::Signatures {
+    let listed = signatures_of(&fetched).map_err(|source| PullError::Signatures {
         image: reference.to_string(),
         source,
     })?;
@@ -95,4 +147,44 @@ async fn attached(
         });
     }
     Ok(signatures)
+}
+
+/// Fetches the bundles that refer to a manifest.
+async fn bundles(
+    repository: &Repository,
+    reference: &Reference,
+    manifest: &Digest,
+) -> Result<Vec<Vec<u8>>, PullError> {
+    let listed = match repository.referrers(manifest, BUNDLE_TYPE).await? {
+        Some(index) => Some(index),
+        None => tagged(repository, reference, &referrers_tag(manifest)).await?,
+    };
+    let mut bundles = Vec::new();
+    for bundle in bundles_of(&listed.unwrap_or_default()) {
+        let fetched = repository.manifest(&bundle.digest, Some(bundle.size));
+        let Some(blob) = bundle_of(&fetched.await?.bytes) else {
+            continue;
+        };
+        let fetched = repository.blob("the bundle", &blob.digest, Some(blob.size));
+        bundles.push(fetched.await?);
+    }
+    Ok(bundles)
+}
+
+/// Fetches the document under a tag beside a reference; none if there is none.
+async fn tagged(
+    repository: &Repository,
+    reference: &Reference,
+    tag: &str,
+) -> Result<Option<Vec<u8>>, PullError> {
+    let (registry, name) = (reference.registry(), reference.repository());
+    // A repository's name and a tag of hexadecimal digits.
+    let Ok(tag) = format!("{registry}/{name}:{tag}").parse::<Reference>() else {
+        return Ok(None);
+    };
+    match repository.named(&tag).await {
+        Ok(fetched) => Ok(Some(fetched.bytes)),
+        Err(error) if error.reason.is_missing() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }

@@ -1,5 +1,5 @@
-//! Checks an image of EROFS layers: the archives that the same name has are pulled and converted once more, and have to
-//! give the same bits.
+//! Checks an image of EROFS layers: the archives that the same name has are pulled and converted, and have to give the
+//! same bits. Layers that this store has converted before are taken from it, if they still have their checksums.
 
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use micabox_image::manifest::{self, Document, Entry, Index, Manifest, ManifestEr
 use micabox_image::{Digest, Platform, Progress, Reference, Store};
 use micabox_oci::printable;
 use micabox_registry::{RegistryError, Repository};
+use serde_json::Value;
 
 use crate::pull::{joined, pull_as};
 use crate::trust::Judged;
@@ -25,6 +26,9 @@ pub struct Verified {
     pub manifest: Digest,
     /// Number of layers.
     pub layers: usize,
+    /// The version of zstd that has compressed what is published, if it is another one. Its blobs and their chunk indexes
+    /// have other bits then, and were not compared: the digests of what is in them were.
+    pub other_zstd: Option<String>,
 }
 
 /// Why a conversion is not shown to be right.
@@ -57,17 +61,13 @@ pub enum VerifyError {
     },
     /// Another version converts otherwise.
     #[error(
-        "{reference} was converted in format {format} with zstd {zstd}; this version makes format {FORMAT} with zstd {}, \
-         and can't compare them",
-        micabox_image::export::zstd_version()
+        "{reference} was converted in format {format}; this version makes format {FORMAT}, and can't compare them"
     )]
-    Version {
+    Format {
         /// The image.
         reference: Box<Reference>,
         /// What its manifest says.
         format: String,
-        /// The version of zstd, as its manifest says.
-        zstd: String,
     },
     /// The published form is not what the archives convert to.
     #[error("{reference} is not converted from its archives: {difference}")]
@@ -106,8 +106,9 @@ pub fn verify_conversion_blocking(
 }
 
 /// Converts the archives that `reference` names, and compares the result with the EROFS images that it names beside
-/// them, bit for bit: manifest and config, and by their digests layers, merged metadata, hash trees, chunk indexes.
-/// Whether the registry has these blobs, a pull shows. The archives' image is in the store then, under its digest.
+/// them, bit for bit: manifest and config, and by their digests layers, merged metadata, hash trees, chunk indexes. Of
+/// what another zstd has compressed, all of this but the bits of compressed blobs, with the indexes of these. Whether the
+/// registry has the blobs, a pull shows. The archives' image is in the store then, under its digest.
 ///
 /// # Errors
 ///
@@ -152,7 +153,7 @@ pub async fn verify_conversion(
         Ok(Document::Index(_)) => return Err(no_form("form of EROFS images")),
         Err(error) => return Err(unusable(error)),
     };
-    check_version(reference, &manifest)?;
+    check_format(reference, &manifest)?;
 
     let pulled = PullOptions {
         policy: PullPolicy::Missing,
@@ -181,21 +182,74 @@ pub async fn verify_conversion(
         reference: Box::new(reference.clone()),
         source: Box::new(source),
     })?;
-    if conversion.documents.manifest != published.bytes {
-        return Err(VerifyError::Differs {
-            reference: Box::new(reference.clone()),
-            difference: difference(&manifest, &conversion),
-        });
+    let differs = |published: &Manifest| VerifyError::Differs {
+        reference: Box::new(reference.clone()),
+        difference: difference(published, &conversion),
+    };
+    let ours = &conversion.documents.manifest;
+    let other_zstd = other_zstd(&manifest);
+    if other_zstd.is_none() && *ours != published.bytes {
+        return Err(differs(&manifest));
+    }
+    if other_zstd.is_some() {
+        let (published, is_same) = as_compressed_here(&published.bytes, ours).map_err(unusable)?;
+        if !is_same {
+            return Err(differs(&published));
+        }
     }
     Ok(Verified {
         erofs_manifest: converted_digest,
         manifest: archives_digest,
         layers,
+        other_zstd,
     })
 }
 
+/// Returns the version of zstd that a manifest names, if it is not this program's.
+fn other_zstd(manifest: &Manifest) -> Option<String> {
+    let said = said(manifest, erofs::ZSTD);
+    (said != micabox_image::export::zstd_version()).then_some(said)
+}
+
+/// Returns a manifest with what depends on zstd as `ours` has it, and whether it is the same as `ours` then.
+fn as_compressed_here(published: &[u8], ours: &[u8]) -> Result<(Manifest, bool), ManifestError> {
+    let malformed = |error: serde_json::Error| ManifestError::Malformed {
+        document: "manifest",
+        message: error.to_string(),
+    };
+    let mut published: Value = serde_json::from_slice(published).map_err(malformed)?;
+    let ours: Value = serde_json::from_slice(ours).map_err(malformed)?;
+    let take = |to: &mut Value, from: &Value, names: &[&str]| {
+        for name in names {
+            if let (Some(to), Some(from)) = (to.get_mut(*name), from.get(*name)) {
+                *to = from.clone();
+            }
+        }
+    };
+    let annotations = |of: &mut Value, from: &Value, names: &[&str]| {
+        if let (Some(of), Some(from)) = (of.get_mut("annotations"), from.get("annotations")) {
+            take(of, from, names);
+        }
+    };
+    annotations(&mut published, &ours, &[erofs::ZSTD]);
+    let layers = published.get_mut("layers").and_then(Value::as_array_mut);
+    let here = ours.get("layers").and_then(Value::as_array);
+    for (layer, here) in layers.into_iter().flatten().zip(here.into_iter().flatten()) {
+        take(layer, here, &["digest", "size"]);
+        annotations(layer, here, &[erofs::INDEX_RANGE, erofs::INDEX_DIGEST]);
+    }
+    let is_same = published == ours;
+    match Document::parse(published.to_string().as_bytes(), None)? {
+        Document::Manifest(manifest) => Ok((*manifest, is_same)),
+        Document::Index(_) => Err(ManifestError::Malformed {
+            document: "manifest",
+            message: "it is an index".to_owned(),
+        }),
+    }
+}
+
 /// Returns the best image for a platform that is, or is not, of EROFS layers.
-fn form<'a>(index: &'a Index, wanted: &Platform, is_erofs: bool) -> Option<&'a Entry> {
+pub(crate) fn form<'a>(index: &'a Index, wanted: &Platform, is_erofs: bool) -> Option<&'a Entry> {
     let suitable = index.entries.iter().filter_map(|entry| {
         let platform = entry.platform()?;
         let rank = wanted.suits(&platform)?;
@@ -207,20 +261,23 @@ fn form<'a>(index: &'a Index, wanted: &Platform, is_erofs: bool) -> Option<&'a E
         .map(|(_, entry)| entry)
 }
 
-fn check_version(reference: &Reference, manifest: &Manifest) -> Result<(), VerifyError> {
-    let said = |name: &str| match manifest.annotations.get(name) {
-        Some(value) => printable(value),
-        None => "unknown".to_owned(),
-    };
-    let (format, zstd) = (said(erofs::FORMAT), said(erofs::ZSTD));
-    if format == FORMAT.to_string() && zstd == micabox_image::export::zstd_version() {
+fn check_format(reference: &Reference, manifest: &Manifest) -> Result<(), VerifyError> {
+    let format = said(manifest, erofs::FORMAT);
+    if format == FORMAT.to_string() {
         return Ok(());
     }
-    Err(VerifyError::Version {
+    Err(VerifyError::Format {
         reference: Box::new(reference.clone()),
         format,
-        zstd,
     })
+}
+
+/// Returns what a manifest says under a name.
+fn said(manifest: &Manifest, name: &str) -> String {
+    match manifest.annotations.get(name) {
+        Some(value) => printable(value),
+        None => "unknown".to_owned(),
+    }
 }
 
 /// Says what differs first.

@@ -1,4 +1,6 @@
-//! The fuzz target's work on mutated requests.
+//! The fuzz target's work on mutated requests; EROFS images as they are served.
+
+mod erofs;
 
 #[path = "../../../../fuzz/src/requests.rs"]
 mod fuzzed;

@@ -10,6 +10,8 @@ use micabox_image::{Digest, Platform, Reference};
 use micabox_registry::RegistryError;
 use micabox_trust::{PolicyError, Refused, SignatureError};
 
+use crate::lookaside::BesideError;
+
 /// Why a pull failed. Complete layers stay in the store, so the next attempt continues from there.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -41,6 +43,14 @@ pub enum PullError {
         /// What is wrong with them.
         source: SignatureError,
     },
+    /// Its signatures, which the policy asks for, can't be fetched from beside its registry.
+    #[error("cannot use {image}: {source}")]
+    Beside {
+        /// The image.
+        image: String,
+        /// Why.
+        source: BesideError,
+    },
     /// The policy can't be used, so that no image may be pulled.
     #[error(transparent)]
     Policy(#[from] PolicyError),
@@ -49,7 +59,7 @@ pub enum PullError {
     Layer {
         /// The image.
         reference: Box<Reference>,
-        /// The registry or mirror that sent it, if the whole blob arrived.
+        /// The registry or mirror that sent it, if the whole blob arrived, or the part of it that is wrong.
         from: Option<String>,
         /// What is wrong with it.
         source: Box<convert::Error>,

@@ -116,6 +116,7 @@ impl LayerTask {
             diff_id,
             urls,
             archive: _,
+            verity_root: _,
             parts: _,
         } = &self.layer;
         self.repository.stream(diff_id, blob, urls, sender).await
@@ -135,6 +136,7 @@ impl LayerTask {
             blob: Some(self.layer.blob.clone()),
             diff_id: self.layer.diff_id,
             archive: self.layer.archive,
+            checksum: self.layer.parts.as_ref().map(|parts| parts.checksum),
         };
         spawn_blocking(
             move || match store.claim_layer(&expect.diff_id, Some(&blob))? {

@@ -1,10 +1,12 @@
-//! Begins layers that are used before all of their blobs are here: fetches each one's chunk index and metadata.
+//! Begins layers that are used before all of their blobs are here: fetches each one's chunk index and metadata, and then
+//! what an earlier start has read, as far as there is time for it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use micabox_chunk::{ChunkError, FRAME_HEADER, Index, IndexError, MOST_INDEX};
 use micabox_image::convert::{self, Place, metadata_chunks};
@@ -12,12 +14,15 @@ use micabox_image::manifest::LayerSource;
 use micabox_image::progress::{Event, LayerState};
 use micabox_image::store::{LazyClaim, LazyLayer};
 use micabox_image::{Digest, Limit, Limits, Progress, Reference, Store};
-use micabox_lazy::Blob;
+use micabox_lazy::{Ahead, Blob, Image, Inflaters, Order};
 use micabox_registry::{Reason, RegistryError, Repository};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 
 use super::{PullError, blocking, joined};
+use crate::lazy::{BlobParts, Stop};
 
 /// Layers that are begun at the same time: most of it is waiting for answers.
 pub(super) const AT_ONCE: usize = 4;
@@ -34,6 +39,24 @@ pub(super) struct Lazily {
     pub limits: Arc<Limits>,
     pub place: Place,
     pub progress: Arc<dyn Progress>,
+}
+
+/// Layers whose chunk indexes are here, with their numbers. The channel ends when there will be no more.
+pub(super) type Indexed = UnboundedSender<(usize, Arc<Image>)>;
+
+/// What an earlier start has read, which is fetched until this is dropped.
+pub(super) struct Early {
+    ahead: Ahead,
+    stop: Stop,
+}
+
+impl Early {
+    /// Ends it, and waits for what is under way: who reads the image next would ask for it once more.
+    pub(super) async fn end(self) {
+        let Self { ahead, stop } = self;
+        drop(stop);
+        blocking(move || ahead.wait()).await;
+    }
 }
 
 /// Why a layer is not begun.
@@ -65,26 +88,28 @@ impl From<RegistryError> for Failed {
 }
 
 impl Lazily {
-    /// Begins an image's layers. Returns those that have to be fetched whole.
+    /// Begins an image's layers, of which `indexed` gets to know. Returns those that have to be fetched whole.
     pub(super) async fn begin(
         &self,
         layers: Vec<LayerSource>,
+        indexed: Indexed,
     ) -> Result<Vec<LayerSource>, PullError> {
         let slots = Arc::new(Semaphore::new(AT_ONCE));
         let mut tasks = JoinSet::new();
         let mut seen = HashSet::new();
-        for layer in layers {
+        for (number, layer) in layers.into_iter().enumerate() {
             if !seen.insert(layer.diff_id) {
                 continue;
             }
-            let (this, slots) = (self.clone(), Arc::clone(&slots));
+            let (this, slots, indexed) = (self.clone(), Arc::clone(&slots), indexed.clone());
             tasks.spawn(async move {
                 // The semaphore is never closed.
                 let _slot = slots.acquire_owned().await;
-                let begun = this.layer(&layer).await;
+                let begun = this.layer(number, &layer, indexed).await;
                 (layer, begun)
             });
         }
+        drop(indexed);
         let mut whole = Vec::new();
         let mut reasons = Vec::new();
         let mut outcome = Ok(());
@@ -110,7 +135,32 @@ impl Lazily {
         Ok(whole)
     }
 
-    async fn layer(&self, layer: &LayerSource) -> Result<(), Failed> {
+    /// Waits for the order of an earlier start, and for the indexes of all layers, and begins to fetch in that order.
+    pub(super) async fn ahead(
+        order: impl Future<Output = Option<Order>>,
+        mut indexed: UnboundedReceiver<(usize, Arc<Image>)>,
+    ) -> Option<(Order, Early)> {
+        let order = order.await?;
+        let mut layers = HashMap::new();
+        while let Some((number, layer)) = indexed.recv().await {
+            layers.insert(number, layer);
+        }
+        let stop = Stop::default();
+        let stopped = stop.flag();
+        let ahead = Ahead::begin(&order, move |number, chunks| {
+            let layer = layers.get(&number);
+            !stopped.load(Ordering::Relaxed)
+                && layer.is_none_or(|layer| layer.prefetch(chunks).is_ok())
+        });
+        Some((order, Early { ahead, stop }))
+    }
+
+    async fn layer(
+        &self,
+        number: usize,
+        layer: &LayerSource,
+        indexed: Indexed,
+    ) -> Result<(), Failed> {
         let (store, source) = (self.store.clone(), layer.clone());
         let from = self.reference.clone();
         let claim = blocking(move || store.claim_lazy(&source, &from)).await;
@@ -137,26 +187,35 @@ impl Lazily {
                 return Err(Failed::Whole(reason));
             }
         };
-        self.fetch(layer, &claim).await?;
+        if let Some(image) = self.index(layer, &claim).await? {
+            let image = Arc::new(image);
+            // Without a receiver there is no order.
+            let _ = indexed.send((number, Arc::clone(&image)));
+            drop(indexed);
+            self.metadata(layer, image.blob()).await?;
+        }
         let this = self.clone();
         let published =
             blocking(move || claim.publish(&this.reference, &this.limits, this.place)).await;
-        published.map_err(|error| self.unusable(error))?;
+        published.map_err(|error| self.unusable(None, error))?;
         self.event(&layer.diff_id, LayerState::Done);
         Ok(())
     }
 
-    /// Fetches what is needed of a layer into the blob's file, which is checked.
-    async fn fetch(&self, layer: &LayerSource, claim: &LazyLayer) -> Result<(), Failed> {
+    /// Fetches a layer's chunk index into the blob's file; none of a layer that has none.
+    async fn index(&self, layer: &LayerSource, claim: &LazyLayer) -> Result<Option<Image>, Failed> {
         let Some(parts) = &layer.parts else {
-            return Ok(());
+            return Ok(None);
         };
         if parts.index.end - parts.index.start > MOST_INDEX {
             return Err(Failed::whole("a chunk index is too long"));
         }
-        let metadata = parts.length - parts.metadata;
         for (setting, limit, size) in [
-            (Limit::MetadataSize, self.limits.metadata_size, metadata),
+            (
+                Limit::MetadataSize,
+                self.limits.metadata_size,
+                parts.length - parts.metadata,
+            ),
             (Limit::LayerSize, self.limits.layer_size, parts.length),
         ] {
             if size > limit {
@@ -164,6 +223,7 @@ impl Lazily {
                 return Err(self
                     .reason(
                         layer,
+                        None,
                         convert::Reason::Limit {
                             setting,
                             limit,
@@ -175,7 +235,7 @@ impl Lazily {
         }
         let end = parts.index.start - FRAME_HEADER;
         // With the header of its frame: the blob is to become whole.
-        let frame = self.part(layer, end..parts.index.end).await?;
+        let (frame, from) = self.part(layer, end..parts.index.end).await?;
         let bytes = frame.get(FRAME_HEADER as usize..).unwrap_or_default();
         let digest = Digest::of(bytes);
         if digest != parts.index_digest {
@@ -183,70 +243,121 @@ impl Lazily {
                 "its chunk index has the digest {digest}, and its manifest says {}",
                 parts.index_digest
             );
-            return Err(self.lies(layer, problem).into());
+            return Err(self.lies(layer, Some(from), problem).into());
         }
         let index = match Index::parse(bytes, end) {
             Ok(index) => index,
             Err(error @ IndexError::Unknown(_)) => return Err(Failed::whole(error.to_string())),
-            Err(error) => return Err(self.lies(layer, error.to_string()).into()),
+            Err(error) => return Err(self.lies(layer, None, error.to_string()).into()),
         };
         let written = claim.blob().write_all_at(&frame, end);
         written.map_err(|error| self.unwritten(layer, error))?;
-        let numbers = metadata_chunks(&index, parts.metadata, parts.length);
         let file = claim.blob().try_clone();
         let file = file.map_err(|error| self.unwritten(layer, error))?;
         let blob = Blob::new(file, index).map_err(|error| Failed::whole(error.to_string()))?;
+        let source = BlobParts {
+            runtime: Handle::current(),
+            threads: None,
+            repository: Arc::clone(&self.repository),
+            diff_id: layer.diff_id,
+            blob: layer.blob.clone(),
+        };
+        // Nothing is inflated here.
+        let inflaters = Arc::<Inflaters>::default();
+        Ok(Some(Image::new(
+            blob,
+            parts.length,
+            Box::new(source),
+            &inflaters,
+        )))
+    }
+
+    /// Fetches the chunks of a layer's metadata into the blob's file, and checks them.
+    async fn metadata(&self, layer: &LayerSource, blob: &Blob) -> Result<(), Failed> {
+        let Some(parts) = &layer.parts else {
+            return Ok(());
+        };
+        let numbers = metadata_chunks(blob.index(), parts.metadata, parts.length);
         let spans = numbers
             .iter()
             .filter_map(|number| blob.index().range(*number));
         let packed: u64 = spans.map(|span| span.end - span.start).sum();
         // What can't be compressed takes a little more than it is.
-        if packed > metadata.saturating_mul(2).saturating_add(PART) {
+        let most = (parts.length - parts.metadata).saturating_mul(2);
+        if packed > most.saturating_add(PART) {
             let problem = "the chunks of its metadata are longer than it is".to_owned();
-            return Err(self.lies(layer, problem).into());
+            return Err(self.lies(layer, None, problem).into());
         }
-        for run in runs(&blob, &numbers) {
-            let span = blob.span(&run);
-            let span = span.map_err(|error| self.lies(layer, error.to_string()))?;
-            let bytes = self.part(layer, span).await?;
-            match blob.verify(&run, &bytes) {
-                Ok(count) if count == run.len() => {}
-                Ok(count) => {
-                    let error = ChunkError::Checksum(run.start + count);
-                    return Err(self.lies(layer, error.to_string()).into());
-                }
-                Err(error) => return Err(self.lies(layer, error.to_string()).into()),
+        let mut runs = runs(blob, &numbers).into_iter();
+        // The first block and the rest are far from each other: neither waits for the other's answer.
+        let first = runs.next().map(|run| self.chunks(layer, blob, run));
+        let rest = async {
+            for run in runs {
+                self.chunks(layer, blob, run).await?;
             }
-            let kept = blob.keep(run, &bytes);
-            kept.map_err(|error| self.unwritten(layer, error))?;
+            Ok::<_, Failed>(())
+        };
+        match first {
+            Some(first) => tokio::try_join!(first, rest).map(|_| ()),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    async fn part(&self, layer: &LayerSource, range: Range<u64>) -> Result<Vec<u8>, RegistryError> {
+    /// Fetches chunks that follow each other into the blob's file, and checks them.
+    async fn chunks(
+        &self,
+        layer: &LayerSource,
+        blob: &Blob,
+        run: Range<usize>,
+    ) -> Result<(), Failed> {
+        let span = blob.span(&run);
+        let span = span.map_err(|error| self.lies(layer, None, error.to_string()))?;
+        let (bytes, from) = self.part(layer, span).await?;
+        let lies =
+            |error: &dyn std::fmt::Display| self.lies(layer, Some(from.clone()), error.to_string());
+        match blob.verify(&run, &bytes) {
+            Ok(count) if count == run.len() => {}
+            Ok(count) => return Err(lies(&ChunkError::Checksum(run.start + count)).into()),
+            Err(error) => return Err(lies(&error).into()),
+        }
+        let kept = blob.keep(run, &bytes);
+        Ok(kept.map_err(|error| self.unwritten(layer, error))?)
+    }
+
+    /// Fetches bytes of a layer's blob. Returns the host as well that has sent them.
+    async fn part(
+        &self,
+        layer: &LayerSource,
+        range: Range<u64>,
+    ) -> Result<(Vec<u8>, String), RegistryError> {
         let (diff_id, blob) = (&layer.diff_id, &layer.blob);
-        self.repository.part(diff_id, blob, range).await
+        let part = self.repository.part(diff_id, blob, range).await;
+        part.map(|(bytes, host)| (bytes, host.to_owned()))
     }
 
-    fn lies(&self, layer: &LayerSource, problem: String) -> PullError {
-        self.reason(layer, convert::Reason::ForeignErofs(problem))
+    /// Returns the error of a layer that is not what its manifest says, as far as `from` has sent it.
+    fn lies(&self, layer: &LayerSource, from: Option<String>, problem: String) -> PullError {
+        self.reason(layer, from, convert::Reason::ForeignErofs(problem))
     }
 
     fn unwritten(&self, layer: &LayerSource, error: io::Error) -> PullError {
-        self.reason(layer, convert::Reason::Write(error))
+        self.reason(layer, None, convert::Reason::Write(error))
     }
 
-    fn reason(&self, layer: &LayerSource, reason: convert::Reason) -> PullError {
-        self.unusable(convert::Error {
-            layer: layer.blob.digest,
-            reason,
-        })
+    fn reason(
+        &self,
+        layer: &LayerSource,
+        from: Option<String>,
+        reason: convert::Reason,
+    ) -> PullError {
+        let layer = layer.blob.digest;
+        self.unusable(from, convert::Error { layer, reason })
     }
 
-    fn unusable(&self, source: convert::Error) -> PullError {
+    fn unusable(&self, from: Option<String>, source: convert::Error) -> PullError {
         PullError::Layer {
             reference: Box::new(self.reference.clone()),
-            from: None,
+            from,
             source: Box::new(source),
         }
     }

@@ -8,8 +8,8 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use micabox_image::export::{
-    ErofsEntry, INDEX_TYPE, MANIFEST_TYPE, PackedErofs, device_id, erofs_documents, erofs_index,
-    fsmeta_id, pack_device, pack_fsmeta,
+    ErofsDocuments, ErofsEntry, INDEX_TYPE, MANIFEST_TYPE, Packed, PackedErofs, device_id,
+    erofs_index, fsmeta_id, pack_device, pack_fsmeta, pack_stack,
 };
 use micabox_image::{Descriptor, Digest};
 
@@ -61,16 +61,37 @@ impl Push {
         Ok(image.entry)
     }
 
-    /// Puts the manifest of `images`, and an index of it and of `archives`, which is there, under `tag`.
-    pub(super) async fn index(
+    /// Brings to the registry what a stack of an image's devices has beside them, and returns the stack's documents.
+    /// `images` are the devices and, last, fsmeta.
+    pub(super) async fn stack(
         &self,
         found: &Found,
         images: &[ErofsEntry],
-        archives: &Descriptor,
+    ) -> Result<ErofsDocuments, PushError> {
+        let (store, image) = (self.store.clone(), found.image.clone());
+        // Small, unless the lowest layer has whiteouts, which is rare: without progress.
+        let packing = self.packing_with(|_| (), move |watch| pack_stack(&store, &image, watch));
+        let mut stack = packing.await?;
+        for Packed { file, blob } in stack.blobs.drain(..) {
+            if !self.destination.has(&blob).await? {
+                let file = Arc::new(file);
+                self.destination.upload(&blob, &file, None, None).await?;
+            }
+        }
+        let devices = images.split_last().map_or(images, |(_, devices)| devices);
+        stack
+            .documents(&found.manifest, &found.config, devices)
+            .map_err(|source| found.unusable(source))
+    }
+
+    /// Puts a manifest of EROFS images, and an index of it and, if given, of `archives`, which is there, under `tag`.
+    pub(super) async fn index(
+        &self,
+        found: &Found,
+        documents: &ErofsDocuments,
+        archives: Option<&Descriptor>,
         tag: &str,
     ) -> Result<PushedErofs, PushError> {
-        let documents = erofs_documents(&found.manifest, &found.config, images)
-            .map_err(|source| found.unusable(source))?;
         self.config(&documents.config).await?;
         let manifest = Descriptor {
             media_type: MANIFEST_TYPE.to_owned(),

@@ -25,6 +25,18 @@ pub(super) struct Cut {
     pub(super) maps: Vec<Map>,
     /// Each pack that a map names, with its blob if it is new.
     pub(super) packs: Vec<(Pack, Option<Arc<File>>)>,
+    pub(super) chunks: Chunks,
+}
+
+/// Chunks of a snapshot's files that are not zeros.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Chunks {
+    /// All of them.
+    pub all: u64,
+    /// Those that packs of other snapshots have.
+    pub of_others: u64,
+    /// Those that are equal to another one of the same snapshot, which was counted before.
+    pub repeated: u64,
 }
 
 /// Cuts files. Packs are written to files that `make` makes. `watch` is called with the number of bytes that were read,
@@ -44,6 +56,7 @@ pub(super) fn cut(
         numbers: HashMap::new(),
         packs: Vec::new(),
         current: None,
+        chunks: Chunks::default(),
         make,
     };
     let mut maps = Vec::new();
@@ -59,11 +72,13 @@ pub(super) fn cut(
         })?);
     }
     packer.end()?;
+    let chunks = packer.chunks;
     let packs = packer.packs.into_iter();
     let packs = packs.map(|pack| pack.ok_or_else(|| io::Error::other("a pack was not ended")));
     Ok(Cut {
         maps,
         packs: packs.collect::<io::Result<_>>()?,
+        chunks,
     })
 }
 
@@ -141,18 +156,22 @@ struct Packer<'a> {
     /// None for the pack that is being written.
     packs: Vec<Option<(Pack, Option<Arc<File>>)>>,
     current: Option<Current>,
+    chunks: Chunks,
     make: &'a dyn Fn() -> io::Result<File>,
 }
 
 impl Packer<'_> {
     /// Returns the pack of a chunk, and its offset there. One that no pack has is written.
     fn place(&mut self, sha256: &[u8; 32], bytes: &[u8]) -> io::Result<(u32, u64)> {
+        self.chunks.all += 1;
         if let Some(Place { pack, offset }) = self.known.find(sha256, bytes.len() as u64)
             && let Some(number) = self.number(pack)
         {
+            self.chunks.of_others += 1;
             return Ok((number, offset));
         }
         if let Some(place) = self.new.get(sha256) {
+            self.chunks.repeated += 1;
             return Ok(*place);
         }
         let current = self.current()?;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use micabox_chunk::{CHUNK, Index, Map};
 use micabox_image::progress::{self, Event, LayerState};
 use micabox_image::{Descriptor, Digest, Progress, Reference};
-use micabox_lazy::Inflaters;
+use micabox_lazy::{Fetched, Inflaters};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -44,6 +44,8 @@ struct Open {
     part: Part,
     file: File,
     path: PathBuf,
+    /// Whether an earlier fetch of the same file may have written chunks of it.
+    is_left: bool,
 }
 
 /// A chunk that is wanted.
@@ -57,6 +59,16 @@ struct Wanted {
     /// Which file, and the offset there.
     file: usize,
     at: u64,
+}
+
+impl Wanted {
+    /// Returns whether its bytes are in their place in a file that an earlier fetch has left.
+    fn is_in(&self, open: &Open) -> bool {
+        let mut bytes = vec![0; self.length as usize];
+        open.is_left
+            && open.file.read_exact_at(&mut bytes, self.at).is_ok()
+            && Sha256::digest(&bytes)[..] == self.sha256[..]
+    }
 }
 
 /// Frames that follow each other in a pack, and the chunks in them, by offset.
@@ -87,13 +99,29 @@ impl Fetch<'_> {
             file,
             size,
             map: kept,
+            is_lazy,
         } in targets
         {
             let map = self.map(file.part, size).await?;
-            let written = fs::write(&kept, map.to_bytes());
+            let bytes = map.to_bytes();
+            // An earlier fetch of the same file may have been killed.
+            let is_left = fs::read(&kept).is_ok_and(|left| left == bytes);
+            let length = || {
+                if !is_left {
+                    file.file.set_len(0)?;
+                }
+                file.file.set_len(size)
+            };
+            length().map_err(|error| unwritten(&file.path, error))?;
+            let written = if is_lazy {
+                micabox_ground::publish(&kept, &bytes)
+            } else {
+                fs::write(&kept, &bytes)
+            };
             written.map_err(|error| unwritten(&kept, error))?;
-            let set = file.file.set_len(size);
-            set.map_err(|error| unwritten(&file.path, error))?;
+            if is_lazy {
+                continue;
+            }
             wanted.extend(map.entries().iter().map(|entry| {
                 let range = map.range(entry);
                 Wanted {
@@ -109,6 +137,7 @@ impl Fetch<'_> {
                 part: file.part,
                 file: file.file,
                 path: file.path,
+                is_left,
             });
         }
         let files = Arc::new(files);
@@ -126,14 +155,14 @@ impl Fetch<'_> {
         self.fetch(all, files).await
     }
 
-    /// Writes the chunks that files here have. Returns the others.
+    /// Writes the chunks that files here have, unless they are in their places already. Returns the others.
     async fn copy(
         &self,
         wanted: Vec<Wanted>,
         here: Vec<CutFile>,
         files: &Arc<Vec<Open>>,
     ) -> Result<Vec<Wanted>, PullError> {
-        if here.is_empty() {
+        if here.is_empty() && !files.iter().any(|file| file.is_left) {
             return Ok(wanted);
         }
         let files = Arc::clone(files);
@@ -141,7 +170,11 @@ impl Fetch<'_> {
             let local = Local::of(&here);
             let mut missing = Vec::new();
             for one in wanted {
-                let (chunk, file) = (local.read(&one.sha256, one.length), files.get(one.file));
+                let file = files.get(one.file);
+                if file.is_some_and(|file| one.is_in(file)) {
+                    continue;
+                }
+                let chunk = local.read(&one.sha256, one.length);
                 let Some((chunk, Open { file, path, .. })) = chunk.zip(file) else {
                     missing.push(one);
                     continue;
@@ -233,10 +266,16 @@ impl Fetch<'_> {
                     let _slot = slots.acquire_owned().await;
                     let number = run.pack;
                     let length = run.span.end - run.span.start;
-                    let bytes = packs.part(number, run.span.clone()).await;
-                    let bytes = bytes.map_err(|error| (number, Ok(error)))?;
+                    let fetched = packs.part(number, run.span.clone()).await;
+                    let Fetched { bytes, from } = fetched.map_err(|error| (number, Ok(error)))?;
                     let written = blocking(move || run.write(&index, &bytes, &inflaters, &files));
-                    written.await.map_err(|failed| (number, Err(failed)))?;
+                    written.await.map_err(|failed| match failed {
+                        Failed::Wrong(problem) => (
+                            number,
+                            Err(Failed::Wrong(format!("{problem}, from {from}"))),
+                        ),
+                        failed @ Failed::Written(..) => (number, Err(failed)),
+                    })?;
                     let bytes = done.fetch_add(length, Ordering::Relaxed) + length;
                     let state = LayerState::Received { bytes };
                     progress.event(Event::Layer {
@@ -336,7 +375,9 @@ impl Run {
                 let chunk = inflated
                     .get(start..start + one.length as usize)
                     .ok_or_else(short)?;
-                let Open { part, file, path } = files.get(one.file).ok_or_else(short)?;
+                let Open {
+                    part, file, path, ..
+                } = files.get(one.file).ok_or_else(short)?;
                 if Sha256::digest(chunk)[..] != one.sha256[..] {
                     return Err(wrong(format!(
                         "the chunk at {} of the {part} has other bytes than its map says",

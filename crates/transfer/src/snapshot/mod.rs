@@ -19,6 +19,7 @@ mod image;
 mod known;
 mod local;
 mod packs;
+mod part;
 mod pull;
 mod push;
 
@@ -34,8 +35,10 @@ use micabox_image::{Descriptor, Digest};
 use micabox_oci::printable;
 use serde_json::{Value, json};
 
+pub use cut::Chunks;
 pub use image::push_image_blocking;
 pub use local::CutFile;
+pub use part::{Kept, open_part};
 pub use pull::{Offer, Target, offer_blocking};
 pub use push::{Cargo, SnapshotPushed, Source, push_snapshot_blocking};
 

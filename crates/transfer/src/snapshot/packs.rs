@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use micabox_chunk::{Compression, FRAME_HEADER, Index};
 use micabox_ground::lock;
 use micabox_image::{Descriptor, Digest, Store};
-use micabox_lazy::LARGEST;
+use micabox_lazy::{Fetched, LARGEST};
 use micabox_oci::Hasher;
 use micabox_registry::{Reason, RegistryError, Repository, channel};
 use tokio::sync::OnceCell;
@@ -59,37 +59,65 @@ impl Packs {
         self.packs.get(number).map(|(pack, _)| pack)
     }
 
-    /// Fetches bytes of a pack, which are not checked.
+    /// Fetches bytes of a pack, which are not checked. Returns the host as well that has sent them.
     pub(super) async fn part(
         &self,
         number: usize,
         range: Range<u64>,
-    ) -> Result<Vec<u8>, BlobError> {
+    ) -> Result<Fetched, BlobError> {
+        let (mut all, mut sender) = (Vec::new(), String::new());
+        let take = |bytes: &[u8], from: &str| {
+            all.extend_from_slice(bytes);
+            from.clone_into(&mut sender);
+            true
+        };
+        self.pieces(number, range, take).await?;
+        let (bytes, from) = (all, sender);
+        Ok(Fetched { bytes, from })
+    }
+
+    /// Fetches the same, and gives it to `take` piece by piece as it comes, in its order, with who has sent it. Once that
+    /// returns false, no more is fetched.
+    pub(super) async fn pieces(
+        &self,
+        number: usize,
+        mut range: Range<u64>,
+        mut take: impl FnMut(&[u8], &str) -> bool + Send,
+    ) -> Result<(), BlobError> {
         let wrong = || BlobError::Wrong("there is no such pack".to_owned());
         let (pack, here) = self.packs.get(number).ok_or_else(wrong)?;
         if here.get().is_none() {
-            let (blob, digest) = (&pack.blob, &pack.blob.digest);
-            match self.repository.part(digest, blob, range.clone()).await {
+            let (blob, all) = (&pack.blob, range.clone());
+            let counted = |bytes: &[u8], from: &str| {
+                range.start += bytes.len() as u64;
+                take(bytes, from)
+            };
+            match self
+                .repository
+                .pieces(&blob.digest, blob, all, counted)
+                .await
+            {
                 Err(error) if matches!(*error.reason, Reason::NoRanges) => {}
-                part => return Ok(part?),
+                fetched => return Ok(fetched.map(drop)?),
             }
         }
         let file = here.get_or_try_init(|| self.whole(&pack.blob)).await?;
         let file = Arc::clone(file);
-        blocking(move || {
+        let bytes = blocking(move || {
             let mut bytes = vec![0; (range.end - range.start) as usize];
             let read = file.read_exact_at(&mut bytes, range.start);
-            read.map(|()| bytes).map_err(BlobError::Kept)
-        })
-        .await
+            read.map_err(BlobError::Kept).map(|()| bytes)
+        });
+        take(&bytes.await?, "its whole, which has its digest");
+        Ok(())
     }
 
     /// Fetches and checks a pack's index.
     pub(super) async fn index(&self, number: usize) -> Result<Index, BlobError> {
         let wrong = || BlobError::Wrong("there is no such pack".to_owned());
         let pack = self.get(number).ok_or_else(wrong)?;
-        let bytes = self.part(number, pack.index.clone()).await?;
-        parse(pack, &bytes)
+        let fetched = self.part(number, pack.index.clone()).await?;
+        parse(pack, &fetched)
     }
 
     /// Fetches all of a pack into a file without a name.
@@ -108,15 +136,23 @@ impl Packs {
 
 /// Fetches and checks the index of a pack in another repository.
 pub(super) async fn index(repository: &Repository, pack: &Pack) -> Result<Index, BlobError> {
-    let blob = &pack.blob;
-    let bytes = repository
-        .part(&blob.digest, blob, pack.index.clone())
-        .await?;
-    parse(pack, &bytes)
+    let fetched = fetched(repository, &pack.blob, pack.index.clone()).await?;
+    parse(pack, &fetched)
 }
 
-fn parse(pack: &Pack, bytes: &[u8]) -> Result<Index, BlobError> {
-    let wrong = |problem: String| BlobError::Wrong(problem);
+async fn fetched(
+    repository: &Repository,
+    blob: &Descriptor,
+    range: Range<u64>,
+) -> Result<Fetched, BlobError> {
+    let (bytes, host) = repository.part(&blob.digest, blob, range).await?;
+    let from = host.to_owned();
+    Ok(Fetched { bytes, from })
+}
+
+fn parse(pack: &Pack, fetched: &Fetched) -> Result<Index, BlobError> {
+    let Fetched { bytes, from } = fetched;
+    let wrong = |problem: String| BlobError::Wrong(format!("{problem}, from {from}"));
     let digest = Digest::of(bytes);
     if digest != pack.index_digest {
         return Err(wrong(format!(

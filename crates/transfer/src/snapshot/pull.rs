@@ -8,6 +8,7 @@ use std::sync::Arc;
 use micabox_image::manifest::{Document, ManifestError};
 use micabox_image::progress::{Event, Phase};
 use micabox_image::{Digest, Progress, Reference, Store};
+use micabox_lazy::Order;
 use micabox_oci::MAX_DOCUMENT;
 use micabox_registry::Repository;
 use tokio::runtime::Runtime;
@@ -16,6 +17,8 @@ use super::fetch::Fetch;
 use super::local::CutFile;
 use super::packs::Packs;
 use super::{ARTIFACT, Artifact, Part, SparseFile, Wrong};
+use crate::lookaside::Beside;
+use crate::order;
 use crate::trust::Judged;
 use crate::{PullError, PullOptions, threads};
 
@@ -24,6 +27,8 @@ pub struct Offer {
     runtime: Runtime,
     reference: Reference,
     digest: Digest,
+    signers: Vec<String>,
+    manifest: Vec<u8>,
     config: Vec<u8>,
     artifact: Artifact,
     repository: Arc<Repository>,
@@ -34,12 +39,15 @@ pub struct Offer {
 /// A file that a part of a snapshot is written to.
 #[derive(Debug)]
 pub struct Target {
-    /// The file, which is empty.
+    /// The file, open for reading and writing, which is empty or has what a fetch left that was killed: that is used if the
+    /// map beside it is the same.
     pub file: SparseFile,
     /// How many bytes it is to have, holes included.
     pub size: u64,
     /// The path at which its map is kept.
     pub map: PathBuf,
+    /// Whether nothing but its map is fetched: [`open_part`](super::open_part) fetches the rest.
+    pub is_lazy: bool,
 }
 
 impl fmt::Debug for Offer {
@@ -71,11 +79,20 @@ pub fn offer_blocking(
             found = find(reference, options, &progress) => found,
         }
     });
-    let (repository, digest, artifact, config) = found?;
+    let Found {
+        repository,
+        digest,
+        signers,
+        manifest,
+        artifact,
+        config,
+    } = found?;
     Ok(Offer {
         runtime,
         reference: reference.clone(),
         digest,
+        signers,
+        manifest,
         config,
         artifact,
         repository,
@@ -90,11 +107,23 @@ fn is_cancelled(reference: &Reference) -> PullError {
     }
 }
 
+/// What a registry says of a snapshot.
+struct Found {
+    repository: Arc<Repository>,
+    /// Digest of its manifest.
+    digest: Digest,
+    /// Who signed that, as far as the policy asks.
+    signers: Vec<String>,
+    manifest: Vec<u8>,
+    artifact: Artifact,
+    config: Vec<u8>,
+}
+
 async fn find(
     reference: &Reference,
     options: &PullOptions,
     progress: &Arc<dyn Progress>,
-) -> Result<(Arc<Repository>, Digest, Artifact, Vec<u8>), PullError> {
+) -> Result<Found, PullError> {
     progress.event(Event::Phase(Phase::Resolving));
     let unusable = |source| PullError::Manifest {
         reference: Box::new(reference.clone()),
@@ -109,13 +138,19 @@ async fn find(
         Document::Manifest(manifest) if manifest.artifact_type == ARTIFACT => manifest,
         _ => return Err(unusable(ManifestError::NoSnapshot)),
     };
+    let mut signers = Vec::new();
     if let Some(policy) = policy {
         let judged = Judged {
             name: reference.clone(),
             above: None,
         };
         let manifests = [fetched.digest; 2];
-        judged.signers(&policy, &repository, manifests).await?;
+        let beside = Beside {
+            settings: &options.settings,
+            progress,
+        };
+        let found = judged.signers(&policy, &repository, beside, manifests);
+        signers = found.await?;
     }
     let wrong = |problem| wrong(reference, problem);
     let artifact = Artifact::read(&manifest).map_err(|Wrong(problem)| wrong(problem))?;
@@ -124,7 +159,14 @@ async fn find(
     }
     let (digest, size) = (&artifact.config.digest, Some(artifact.config.size));
     let config = repository.blob("the config", digest, size).await?;
-    Ok((Arc::new(repository), fetched.digest, artifact, config))
+    Ok(Found {
+        repository: Arc::new(repository),
+        digest: fetched.digest,
+        signers,
+        manifest: fetched.bytes,
+        artifact,
+        config,
+    })
 }
 
 pub(super) fn wrong(reference: &Reference, problem: String) -> PullError {
@@ -145,9 +187,25 @@ impl Offer {
         &self.digest
     }
 
+    /// Returns who signed it, as far as the policy asks.
+    pub fn signers(&self) -> &[String] {
+        &self.signers
+    }
+
+    /// Returns its manifest.
+    pub fn manifest(&self) -> &[u8] {
+        &self.manifest
+    }
+
     /// Returns its config, which has the digest that the manifest says, and otherwise anything.
     pub fn config(&self) -> &[u8] {
         &self.config
+    }
+
+    /// Fetches the order in which a start has read its memory; none if its registry has none that can be used.
+    pub fn order(&self) -> Option<Order> {
+        let found = order::fetch(&self.repository, &self.reference, &self.digest);
+        self.run(async { Ok(found.await) }).ok().flatten()
     }
 
     /// Returns the parts that it has.
@@ -171,7 +229,8 @@ impl Offer {
     }
 
     /// Fetches parts, each byte of which is checked: a chunk's frame has the checksum of its pack's index, the index the
-    /// digest of the manifest, and the chunk that of its map. A chunk that one of `here` has is copied.
+    /// digest of the manifest, and the chunk that of its map. A chunk that one of `here` has is copied. Of a lazy target
+    /// only the map comes, and its file becomes one hole.
     ///
     /// # Errors
     ///

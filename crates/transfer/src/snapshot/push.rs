@@ -12,7 +12,7 @@ use micabox_oci::MAX_DOCUMENT;
 use micabox_registry::Destination;
 use tokio::task::spawn_blocking;
 
-use super::cut::{Cut, cut};
+use super::cut::{Chunks, Cut, cut};
 use super::known::{Known, Others};
 use super::{ARTIFACT, Artifact, CONFIG, MACHINE, MANIFEST, Pack, Part, SparseFile};
 use crate::pull::{blocking, joined};
@@ -53,6 +53,8 @@ pub struct SnapshotPushed {
     pub present: usize,
     /// Bytes of chunks that were sent, compressed.
     pub sent: u64,
+    /// The chunks, and how many of them need no place of their own.
+    pub chunks: Chunks,
     /// The map of each part.
     pub maps: Vec<(Part, Vec<u8>)>,
 }
@@ -234,6 +236,7 @@ async fn push(
         store: source.store,
         destination: &client,
     };
+    let chunks = cut.chunks;
     let sent = to.chunks(cut, parts, &mut artifact, &progress).await?;
     if let Some(machine) = cargo.machine {
         artifact.machine = Some(to.bytes(MACHINE, machine).await?);
@@ -242,6 +245,12 @@ async fn push(
     to.bytes(CONFIG, cargo.config).await?;
     let manifest = artifact.to_json().to_string().into_bytes();
     client.put_manifest(tag, MANIFEST, &manifest).await?;
+    if chunks.of_others > 0 {
+        progress.event(Event::Notice(&format!(
+            "{} of its {} chunks are in other snapshots of the repository, and were not sent",
+            chunks.of_others, chunks.all
+        )));
+    }
     progress.event(Event::Phase(Phase::Done));
     Ok(SnapshotPushed {
         reference: destination.clone(),
@@ -249,6 +258,7 @@ async fn push(
         packs: artifact.packs.len(),
         present: sent.present,
         sent: sent.bytes,
+        chunks,
         maps: sent.maps,
     })
 }

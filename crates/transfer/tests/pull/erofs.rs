@@ -320,20 +320,77 @@ fn a_converted_image_is_pulled_as_it_is() {
     }
 }
 
+#[test]
+fn settings_prefer_the_form_of_erofs_images_unless_a_platform_is_asked_for() {
+    let converted = Converted::new();
+    let name = reference(&converted.registry, "app:1");
+    let [archives, erofs] = [
+        converted.pushed.manifest_digest,
+        converted.pushed.erofs.as_ref().unwrap().manifest_digest,
+    ];
+    let pulled = |puller: Puller| puller.pull(&name).manifest_digest;
+    let preferring = || Puller::new().edit_settings(|settings| settings.prefer_erofs = true);
+    assert_eq!(pulled(Puller::new()), archives);
+    assert_eq!(pulled(preferring()), erofs);
+    assert_eq!(pulled(preferring().platform("linux/amd64")), archives);
+}
+
 /// Serves an image of EROFS images whose manifest is changed.
 pub fn served(converted: &Converted, change: impl FnOnce(&mut Value)) -> (Registry, Reference) {
-    let registry = Registry::new();
     let mut manifest = converted.manifest();
-    let blobs = manifest["layers"].as_array().unwrap().clone();
-    for blob in blobs.iter().chain([&manifest["config"]]) {
-        let digest = blob["digest"].as_str().unwrap();
-        let path = format!("/v2/app/blobs/{digest}");
-        registry.put(&path, "application/octet-stream", converted.blob(digest));
-    }
     change(&mut manifest);
+    served_with(converted, &manifest, &[])
+}
+
+/// Serves the image under another manifest, with some more blobs.
+pub fn served_with(
+    converted: &Converted,
+    manifest: &Value,
+    more: &[Vec<u8>],
+) -> (Registry, Reference) {
+    let registry = Registry::new();
+    let put = |digest: &str, blob| {
+        let path = format!("/v2/app/blobs/{digest}");
+        registry.put(&path, "application/octet-stream", blob);
+    };
+    let was = converted.manifest();
+    for blob in was["layers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .chain([&was["config"]])
+    {
+        let digest = blob["digest"].as_str().unwrap();
+        put(digest, converted.blob(digest));
+    }
+    for blob in more {
+        put(&Digest::of(blob).to_string(), blob.clone());
+    }
     registry.put_manifest("app", "1", manifest.to_string().into_bytes());
     let reference = registry.reference("app:1");
     (registry, reference)
+}
+
+#[test]
+fn a_guest_checks_a_converted_image_by_the_digests_that_were_published() {
+    let converted = Converted::new();
+    let puller = puller();
+    let image = puller.pull(&reference(&converted.registry, "app:1"));
+    let tree = puller.store.disk_tree(&image).unwrap();
+    // It is that of the image of archives, whose disk has the same bits.
+    let here = &converted.pusher.puller.store;
+    let own = here.disk_tree(&here.image(&converted.pusher.name).unwrap());
+    assert_eq!(own.unwrap().root, tree.root);
+
+    // A manifest with another layer's: the blob is what its digests say, and not what this one says.
+    let (_registry, name) = served(&converted, |manifest| {
+        let layers = &mut manifest["layers"];
+        let root = layers[1]["annotations"]["org.erofs.dmverity.root_digest"].clone();
+        layers[0]["annotations"]["org.erofs.dmverity.root_digest"] = root;
+    });
+    let lied = puller.pull(&name);
+    let said = puller.store.disk_tree(&lied).unwrap_err().to_string();
+    assert!(said.contains("root digest"), "{said}");
 }
 
 #[test]

@@ -18,8 +18,9 @@ use micabox_testing::{DockerRegistry, wait_until};
 use crate::image::{TestImage, TestLayer};
 use crate::killed::pull;
 use crate::layer;
+use crate::ranges::{self, RANGE};
 use crate::real::layout;
-use crate::server::{End, Registry};
+use crate::server::{End, Registry, Request};
 use crate::{Puller, assert_has};
 
 const MIB: usize = 1 << 20;
@@ -90,7 +91,7 @@ fn a_killed_pull_asks_for_the_rest_only() {
     let ranges: Vec<_> = registry
         .layer_requests(&image)
         .iter()
-        .map(crate::server::Request::range_start)
+        .map(Request::range_start)
         .collect();
     assert_eq!(ranges, [None, Some(length)]);
     assert!(!kept.exists());
@@ -100,6 +101,35 @@ fn a_killed_pull_asks_for_the_rest_only() {
         .fsck(false)
         .unwrap();
     assert!(report.is_clean() && report.leftovers == 0, "{report:?}");
+}
+
+#[test]
+fn a_pull_that_was_killed_amid_ranges_asks_for_the_rest_only() {
+    let image = ranges::image();
+    let registry = Registry::with(&image);
+    // The third of five stops, while later ones come.
+    ranges::spoil(&registry, &image, 2 * RANGE, 1, |range, blob| {
+        ranges::part(&range, blob).cut(MIB, End::Stall)
+    });
+    let puller = Puller::new();
+    let name = registry.reference("x:1");
+    let enough = 2 * RANGE + MIB / 2;
+    let kept = kill_at(puller.store.root(), &name.to_string(), enough);
+    let length = fs::metadata(&kept).unwrap().len() as usize;
+    let before = registry.layer_requests(&image).len();
+    assert!(before > 1, "one connection");
+    puller.assert_has(&puller.pull(&name), &image);
+    let requests = registry.layer_requests(&image);
+    let asked: Vec<_> = requests[before..]
+        .iter()
+        .map(Request::range_start)
+        .collect();
+    assert_eq!(asked[0], Some(length));
+    assert!(
+        asked.iter().all(|start| *start >= Some(length)),
+        "{asked:?}"
+    );
+    assert!(!kept.exists());
 }
 
 #[test]

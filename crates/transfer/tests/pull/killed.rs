@@ -4,19 +4,17 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use micabox_image::Store;
 use micabox_image::convert::Place;
 use micabox_image::progress::Silent;
-use micabox_testing::wait_until_none;
+use micabox_testing::{kills, wait_until_none};
 use micabox_transfer::{Credentials, PullOptions, pull_blocking};
 
 use crate::image::{TestImage, TestLayer};
 use crate::server::Registry;
 use crate::{assert_has, layer, settings};
-
-const ROUNDS: u32 = 100;
 
 const STORE: &str = "TEST_PULL_INTO";
 const REFERENCE: &str = "TEST_PULL_REFERENCE";
@@ -72,12 +70,13 @@ fn a_killed_pull_leaves_a_sound_store() {
     let whole = started.elapsed();
 
     let mut interrupted = 0;
-    for round in 0..ROUNDS {
+    let rounds = u32::try_from(kills(100)).unwrap();
+    for round in 0..rounds {
         let test = layer::store();
         let root = test.store.root().to_owned();
         let mut process = pulling(&root, &reference);
-        // Sleep: the kill may come at any moment of a pull.
-        std::thread::sleep(moment(round, whole));
+        // Sleep: the kill may come at any moment of a pull; rounds are evenly spread, so that no part is left out.
+        std::thread::sleep(whole.mul_f64(f64::from(round) / f64::from(rounds)));
         process.kill().unwrap();
         let status = process.wait().unwrap();
         interrupted += u32::from(!status.success());
@@ -96,10 +95,9 @@ fn a_killed_pull_leaves_a_sound_store() {
             Vec::from_iter((litter > 0).then_some(report))
         });
     }
+    println!(
+        "kills: {rounds} of pull, {} of them when it was done",
+        rounds - interrupted
+    );
     assert!(interrupted > 0, "no pull was interrupted");
-}
-
-/// Returns a moment within a pull. Rounds are evenly spread, so that no part is left out.
-fn moment(round: u32, whole: Duration) -> Duration {
-    whole.mul_f64(f64::from(round) / f64::from(ROUNDS))
 }

@@ -3,22 +3,29 @@
 #[path = "../../../image/tests/image/layer/mod.rs"]
 mod layer;
 
+mod bundles;
 mod erofs;
 mod faults;
 #[path = "../../../image/tests/image/image.rs"]
 mod image;
+mod incoming;
 mod kept;
 mod killed;
+mod killed_fill;
+mod killed_push;
 mod lazy;
 mod login;
 #[path = "../../../trust/tests/trust/maker.rs"]
 mod maker;
 mod mirrors;
+mod part_file;
 mod plain;
 mod push;
 mod ranges;
 mod real;
 mod server;
+mod simple_signing;
+mod stack;
 mod trust;
 mod uploads;
 

@@ -54,6 +54,46 @@ fn a_mirror_that_has_the_image_is_all_that_is_asked() {
 }
 
 #[test]
+fn peers_are_asked_first_for_every_registry_and_one_that_is_gone_is_passed_over() {
+    let image = TestImage::small();
+    let registries = [(); 2].map(|()| Registry::with(&image));
+    let peer = Registry::new();
+    peer.push("x", "1", &image);
+    let puller = Puller::new().edit_settings(|settings| {
+        settings.peers = ["127.0.0.1:1", &peer.host()]
+            .map(|host| Mirror {
+                registry: host.to_owned(),
+                prefix: String::new(),
+                plain_http: true,
+            })
+            .into();
+    });
+    for registry in &registries {
+        puller.assert_has(&puller.pull(&registry.reference("x:1")), &image);
+        assert!(registry.requests().is_empty());
+        let namespace = format!("ns={}", registry.host().replace(':', "%3A"));
+        let asked = peer.requests();
+        assert!(
+            asked
+                .iter()
+                .any(|request| request.target.contains(&namespace))
+        );
+    }
+    let notices = puller.notices();
+    assert!(
+        notices.contains("passing over mirror 127.0.0.1:1"),
+        "{notices}"
+    );
+    // What it lacks comes from the registry; its own images are asked for once.
+    let other = TestImage::large();
+    registries[0].push("y", "1", &other);
+    puller.assert_has(&puller.pull(&registries[0].reference("y:1")), &other);
+    let before = peer.requests().len();
+    assert!(puller.try_pull(&peer.reference("none:1")).is_err());
+    assert_eq!(peer.requests().len(), before + 1);
+}
+
+#[test]
 fn a_mirror_that_fails_is_passed_over() {
     let image = TestImage::small();
     for status in [401, 403, 404, 429, 500, 503] {

@@ -33,6 +33,7 @@ impl Pusher {
             options: PushOptions {
                 compression: Compression::Gzip,
                 erofs: false,
+                containerd: None,
                 settings: puller.options.settings.clone(),
                 credentials: Credentials::none(),
             },

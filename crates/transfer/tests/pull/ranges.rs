@@ -35,7 +35,7 @@ fn asked(requests: &[Request]) -> Vec<Option<&str>> {
 }
 
 /// Answers a request for a range as a correct registry would.
-fn part(range: &Range<usize>, blob: &[u8]) -> Reply {
+pub fn part(range: &Range<usize>, blob: &[u8]) -> Reply {
     let header = format!("bytes {}-{}/{}", range.start, range.end - 1, blob.len());
     Reply::new(206, &blob[range.clone()]).header("content-range", header)
 }

@@ -8,12 +8,13 @@ use std::process::Command;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use micabox_image::{Digest, Reference};
-use micabox_testing::DockerRegistry;
+use micabox_testing::{DockerRegistry, cosign};
 use micabox_trust::Signature;
 use serde_json::{Value, json};
 
 use crate::image::{TestImage, TestLayer};
 use crate::real::layout;
+use crate::server::{Registry, Reply};
 use crate::{PullPolicy, Puller};
 
 use crate::maker::{EMAIL, ISSUER, Maker};
@@ -62,20 +63,12 @@ impl Signed {
 
     /// Signs that a manifest has a name.
     fn sign(&self, name: &str, digest: Digest, key: &str) -> Signature {
-        let payload = json!({
-            "critical": {
-                "identity": {"docker-reference": self.named(name).to_string()},
-                "image": {"docker-manifest-digest": digest},
-                "type": "cosign container image signature",
-            },
-            "optional": {"creator": "a test", "timestamp": 1_700_000_000},
-        });
-        self.maker.signature(&payload.to_string(), key)
+        let payload = cosign::payload(&self.named(name).to_string(), &digest.to_string());
+        self.maker.signature(&payload, key)
     }
 
     /// Attaches a signature to a manifest, as cosign does.
     fn attach(&self, repository: &str, digest: Digest, signature: &Signature) {
-        let payload = &signature.payload;
         let mut annotations = json!({"dev.cosignproject.cosign/signature": signature.signature});
         for (name, value) in [
             ("dev.sigstore.cosign/certificate", &signature.certificate),
@@ -86,36 +79,8 @@ impl Signed {
                 annotations[name] = value.as_str().into();
             }
         }
-        let config = json!({"architecture": "", "os": "", "config": {}, "rootfs": {
-            "type": "layers", "diff_ids": [Digest::of(payload)],
-        }});
-        let config = config.to_string().into_bytes();
-        let manifest = json!({
-            "schemaVersion": 2,
-            "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": {
-                "mediaType": "application/vnd.oci.image.config.v1+json",
-                "digest": Digest::of(&config), "size": config.len(),
-            },
-            "layers": [{
-                "mediaType": "application/vnd.dev.cosign.simplesigning.v1+json",
-                "digest": Digest::of(payload), "size": payload.len(),
-                "annotations": annotations,
-            }],
-        });
-        let manifest = manifest.to_string().into_bytes();
-        let source = self.path("signatures");
-        let entry = json!({
-            "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "digest": Digest::of(&manifest), "size": manifest.len(),
-        });
-        layout(&source, &[entry], &[]);
-        for bytes in [payload, &config, &manifest] {
-            let blobs = source.join("blobs/sha256");
-            fs::write(blobs.join(Digest::of(bytes).hex()), bytes).unwrap();
-        }
-        let to = format!("{repository}:sha256-{}.sig", digest.hex());
-        self.registry.push(&source, &to, &[PLAIN]);
+        let (manifest, payload) = (digest.to_string(), &signature.payload);
+        cosign::attach(&self.registry, repository, &manifest, payload, &annotations);
     }
 
     fn named(&self, rest: &str) -> Reference {
@@ -372,4 +337,52 @@ fn a_policy_that_cant_be_used_lets_nothing_be_pulled() {
     let missing = signed.path("missing.json");
     let puller = Puller::new().edit_settings(|settings| settings.policy = Some(missing));
     assert!(puller.refusal(&image).contains("missing.json"));
+}
+
+#[test]
+fn a_signature_that_can_not_be_fetched_is_no_obstacle_where_another_will_do() {
+    let maker = Maker::new();
+    for key in ["ours", "other"] {
+        maker.key("P-256", key);
+    }
+    let image = TestImage::new(vec![TestLayer::noise(1, 1000)]);
+    let registry = Registry::with(&image);
+    let index = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [image.entry(None)],
+    });
+    let index = index.to_string().into_bytes();
+    registry.put_manifest("x", "1", index.clone());
+    let name = registry.reference("x:1");
+    // Without a policy no signature is asked for.
+    Puller::new().pull(&name);
+    let asked = registry.requests();
+    assert!(!asked.iter().any(|request| request.path().ends_with(".sig")));
+
+    let index = Digest::of(&index);
+    let payload = cosign::payload(&name.to_string(), &index.to_string());
+    let signature = maker.signature(&payload, "ours");
+    let annotations = json!({"dev.cosignproject.cosign/signature": signature.signature});
+    let [payload, config, (_, manifest)] =
+        cosign::signature_blobs(&signature.payload, &annotations);
+    for (digest, bytes) in [payload, config] {
+        let path = format!("/v2/x/blobs/{digest}");
+        registry.put(&path, "application/octet-stream", bytes);
+    }
+    registry.put_manifest("x", &format!("sha256-{}.sig", index.hex()), manifest);
+    let unknown = format!("/v2/x/manifests/sha256-{}.sig", image.digest().hex());
+    registry.rule(move |request| {
+        (request.path() == unknown).then(|| Reply::error(502, "its registry is gone"))
+    });
+    let puller = |key: &str| {
+        let by = json!({"type": "sigstoreSigned", "keyPath": maker.path(key)});
+        let policy = maker.path("policy.json");
+        fs::write(&policy, json!({"default": [by]}).to_string()).unwrap();
+        Puller::new().edit_settings(|settings| settings.policy = Some(policy))
+    };
+    puller("ours.pub").pull(&name);
+    // Where none will do, the one that is not known might.
+    let message = puller("other.pub").refusal(&name);
+    assert!(message.contains("its registry is gone"), "{message}");
 }
