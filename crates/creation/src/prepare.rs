@@ -17,9 +17,11 @@ use super::image::find_image;
 use super::kernel::warn_if_emulated;
 use super::late::{check_fit_for_commands, check_fit_for_memory};
 use super::mounts::mounts;
+use super::packed;
 use super::patches::patches;
 use super::shell_words::shell_words;
 use super::snapshots::find_snapshot;
+use crate::lazy::{self, Unread};
 use crate::pulls::Pulls;
 use crate::{environment, labels};
 use micabox_program::failure::Failure;
@@ -39,6 +41,8 @@ pub struct Prepared {
     pub create: Box<dyn FnOnce() -> Result<Sandbox, Error>>,
     /// Makes it without a start, if that is what it is prepared for and possible.
     pub create_stopped: Option<Box<dyn FnOnce() -> Result<SandboxRef, Error>>>,
+    /// What reports at the end why a part of it could not be read, if not all of it is here.
+    pub unread: Option<Unread>,
 }
 
 /// What runs in a sandbox first.
@@ -94,11 +98,16 @@ impl Preparation<'_> {
         let store = settings::store()?;
         let overrides = self.overrides(options)?;
         let Some(name) = &options.files.from else {
+            let mut unread = None;
             let base = match (options.files.root_disk(), self.image) {
                 (Some((path, in_place, partition)), _) => {
                     Base::Disk(RootDisk::open_partition(&path, in_place, partition)?)
                 }
-                (None, Some(name)) => Base::Image(Box::new(self.image(&store, name)?)),
+                (None, Some(name)) => {
+                    let image = self.image(&store, name)?;
+                    unread = lazy::report(&options.machine, &image);
+                    Base::Image(Box::new(image))
+                }
                 (None, None) => return Err(Failure::new("no image")),
             };
             let trim = options.machine.trim();
@@ -109,10 +118,13 @@ impl Preparation<'_> {
                     "mica: --trim leaves nothing out: no file of the image is below its paths\n",
                 );
             }
-            return self.boot(options, builder, &overrides);
+            let prepared = self.boot(options, builder, &overrides)?;
+            return Ok(Prepared { unread, ..prepared });
         };
         let machine = &self.options.machine;
         let snapshot = find_snapshot(machine, &store, name, self.pulls, &self.cancel)?;
+        let sandboxes = settings::sandboxes(&store)?;
+        let snapshot = packed::whole(&sandboxes, snapshot, machine, self.pulls)?;
         let restore = match options.files.root_disk() {
             None => Restore::new(&store, &snapshot)?,
             Some((path, false, _)) => Restore::on_root_disk(&store, &snapshot, &path)?,
@@ -125,7 +137,13 @@ impl Preparation<'_> {
         };
         match restore {
             Restore::Disk(builder) => self.boot(options, builder, &overrides),
-            Restore::Memory(builder) => self.resume(options, builder, &snapshot, &overrides),
+            Restore::Memory(builder) => {
+                let name = snapshot.name.clone();
+                let part = snapshot.memory_part();
+                let unread = part.map(|_| Unread::of(&store, "snapshot", name));
+                let prepared = self.resume(options, builder, &snapshot, &overrides)?;
+                Ok(Prepared { unread, ..prepared })
+            }
         }
     }
 
@@ -177,6 +195,7 @@ impl Preparation<'_> {
             begin,
             create: Box::new(|| builder.create()),
             create_stopped: stopped.map(|builder| Box::new(|| builder.create_stopped()) as _),
+            unread: None,
         })
     }
 
@@ -215,6 +234,7 @@ impl Preparation<'_> {
             begin,
             create: Box::new(|| builder.create()),
             create_stopped: None,
+            unread: None,
         })
     }
 
@@ -232,7 +252,10 @@ impl Preparation<'_> {
             spec.labels.insert(name, value);
         }
         let image = |name: &str| self.image(&settings::store()?, name);
-        spec.setup.mounts.extend(mounts(&options.files, image)?);
+        let mounts = mounts(&options.files, image)?;
+        let sandboxes = settings::sandboxes(&settings::store()?)?;
+        packed::unpack_volumes(&sandboxes, &mounts, &options.machine, self.pulls)?;
+        spec.setup.mounts.extend(mounts);
         let builder = builder.with_spec(spec).cancel(self.cancel.clone());
         let builder = log::in_owner(builder, self.is_detached);
         Ok(match options.life.name.as_deref() {

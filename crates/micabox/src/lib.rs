@@ -20,6 +20,7 @@ pub mod builder;
 mod expiry;
 mod files;
 mod kept;
+mod packed;
 mod pool;
 mod process;
 mod processes;
@@ -47,8 +48,9 @@ pub use worker::worker_kinds;
 pub use worker::{fork_processes, run_if_worker, run_if_worker_with};
 
 pub use micabox_disks::{
-    Arriving, Base, Change, ChangeKind, Departing, FrozenDisk, Landing, Landings, MIN_VOLUME_SIZE,
-    NewSnapshot, Patch, Place, Snapshot, Unread, Volume,
+    Arriving, Base, Beside, Change, ChangeKind, Departing, FrozenDisk, Kept, KeptChoice,
+    KeptReport, Landing, Landings, MIN_VOLUME_SIZE, NewSnapshot, Patch, Place, Snapshot, Unread,
+    Volume,
 };
 pub use micabox_error::{DiskProblem, Error, ErrorKind, PlanError, Source, VolumeUser, VolumeWish};
 pub use micabox_file::{FileKind, Timestamp};

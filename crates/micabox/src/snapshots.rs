@@ -6,7 +6,7 @@ use micabox_disks::{
     Arriving, Departing, Ephemeral, Landings, NewSnapshot, Place, Snapshot, Snapshots,
 };
 use micabox_error::Error;
-use micabox_image::{Digest, Reference};
+use micabox_image::Reference;
 use micabox_parsers::Notes;
 
 use crate::builder::FromMemory;
@@ -82,6 +82,14 @@ impl Sandboxes {
         Snapshots(self.as_ref()).list()
     }
 
+    /// Removes what pulls of snapshots left that were killed, from which later ones would go on.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn discard_left_snapshots(&self) -> Result<(), Error> {
+        Snapshots(self.as_ref()).discard_left()
+    }
+
     /// Returns the snapshot of this name.
     ///
     /// # Errors
@@ -130,9 +138,9 @@ impl Sandboxes {
         Snapshots(self.as_ref()).departing(name)
     }
 
-    /// Makes the snapshot `name` of one that a registry has under the digest `manifest`. `image` is the name of its image,
-    /// which is in the store. `fetch` fills its files, each byte of which is compared. A snapshot that was pulled by the
-    /// same name is replaced.
+    /// Makes the snapshot `name` of one that a registry has at `place`. `image` is the name of its image, which is in the
+    /// store. `fetch` fills its files, each byte of which is compared. A snapshot that was pulled by the
+    /// same name is replaced. With `is_lazy`, only the map is fetched of its memory now.
     ///
     /// # Errors
     /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`]; [`Error::SnapshotRefused`] if a file is another one than
@@ -142,10 +150,35 @@ impl Sandboxes {
         arriving: Arriving,
         name: &str,
         image: Option<&Reference>,
-        manifest: &Digest,
+        place: Place,
+        is_lazy: bool,
         fetch: impl FnOnce(Landings) -> Result<(), E>,
     ) -> Result<(Snapshot, Notes), E> {
-        Snapshots(self.as_ref()).arrive(arriving, name, image, manifest, fetch)
+        Snapshots(self.as_ref()).arrive(arriving, name, image, place, is_lazy, fetch)
+    }
+
+    /// Fetches the rest of a snapshot's memory, if only a part of that is here ([`Snapshot::memory_part`]). `watch` is
+    /// called with the bytes that are here and those of all, and returns whether to continue. Returns whether the memory
+    /// is whole now: it is not if `watch` has ended it, or if the snapshot was removed meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSnapshot`]; [`Error::SnapshotIncomplete`]; [`Error::SnapshotRefused`] if the whole is not what the
+    /// snapshot's config says.
+    pub fn complete_snapshot(
+        &self,
+        name: &str,
+        watch: &(dyn Fn(u64, u64) -> bool + Sync),
+    ) -> Result<bool, Error> {
+        Snapshots(self.as_ref()).complete(name, watch)
+    }
+
+    /// Starts the process that serves a snapshot's memory to machines, if only a part of that is here. A start does so
+    /// otherwise, and fetches the rest first where there can be no such process.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSnapshot`]; [`Error::HolderStuck`]; [`Error::NotServed`], as without FUSE.
+    pub fn serve_snapshot(&self, name: &str) -> Result<(), Error> {
+        Snapshots(self.as_ref()).serve(name)
     }
 
     /// Waits until no process makes a snapshot of this name.

@@ -21,6 +21,7 @@ const WORKERS: &[Kind] = &[
     Kind::parser::<micabox_trees::Serve>(),
     micabox_trees::lowers::KIND,
     micabox_holders::KIND,
+    micabox_disks::KIND,
 ];
 
 /// Becomes a worker or an owner if this process was started as one, and does not return then.

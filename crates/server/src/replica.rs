@@ -56,7 +56,7 @@ pub fn execute(line: Line) -> Outcome {
         let address = listener.local_addr().map_err(|e| Failure::of(&e))?;
         // A program that started this one waits for this line.
         print(&format!("{scheme}://{address}\n"))?;
-        let replica = Replica::new(store, access, tls, upstream, report());
+        let replica = Replica::new(store, args.erofs, access, tls, upstream, report());
         let served = micabox_replica::serve(replica, listener).await;
         served.map_err(|error| Failure::of(&error))
     });

@@ -5,16 +5,23 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cosign;
 mod docker_registry;
 pub mod e2fsprogs;
+mod gpg;
 pub mod image;
+mod kills;
 pub mod mounts;
 pub mod network;
 mod process;
+mod proxy;
 mod shell;
 mod wait;
 
 pub use docker_registry::DockerRegistry;
+pub use gpg::Gpg;
+pub use kills::kills;
 pub use process::{children, descendants, exists, run};
+pub use proxy::{Answers, Proxy};
 pub use shell::shell;
 pub use wait::{PATIENCE, wait, wait_until, wait_until_none};

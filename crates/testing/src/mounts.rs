@@ -20,9 +20,14 @@ pub struct Mount {
 impl Mount {
     /// Mounts an ext4 filesystem in a file. `options`: `rw` or `ro`.
     pub fn ext4(image: &Path, options: &str) -> Self {
+        Self::file("ext4", image, options)
+    }
+
+    /// Mounts a filesystem of this kind in a file.
+    pub fn file(kind: &str, image: &Path, options: &str) -> Self {
         let directory = TempDir::new().unwrap();
         let mut command = Command::new("mount");
-        command.args(["-t", "ext4", "-o", &format!("loop,{options}")]);
+        command.args(["-t", kind, "-o", &format!("loop,{options}")]);
         run(command.arg(image).arg(directory.path()));
         Self {
             directory,

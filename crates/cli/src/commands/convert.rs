@@ -22,8 +22,10 @@ use micabox_program::{bars, settings};
 /// With TARGET, both forms are pushed there, under one tag, and the index's digest is printed: what
 /// `mica push --erofs` does. Without it, this prints what the image becomes, and the digest of the
 /// manifest. With --verify it checks what a registry has: the archives are pulled, into the store, and
-/// converted, and have to become what is published beside them. The exit code is 1 if they don't, or
-/// if that can't be told.
+/// converted, and have to become what is published beside them. Layers that the store has are those that
+/// it has converted, if they have their checksums. Of what another version of zstd has compressed, the
+/// contents are compared, and not their compression. The exit code is 1 if they differ, or if that can't
+/// be told.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Check the registry's EROFS images against its archives
@@ -33,6 +35,10 @@ pub struct Args {
     /// Platform of the image that is checked [default: this machine's]
     #[arg(long, value_name = "OS/ARCH", requires = "verify")]
     platform: Option<Platform>,
+
+    /// With TARGET: another tag of its repository for containerd 2.4 (`mica push --containerd`)
+    #[arg(long, value_name = "TAG", requires = "target")]
+    containerd: Option<String>,
 
     /// Say nothing meanwhile
     #[arg(short, long)]
@@ -58,7 +64,8 @@ pub fn execute(args: &Args) -> Outcome {
         return verify(args, &store);
     }
     if let Some(target) = &args.target {
-        return push::both_forms(&args.image, target, args.quiet, args.json);
+        let containerd = args.containerd.as_deref();
+        return push::both_forms(&args.image, target, containerd, args.quiet, args.json);
     }
     let image = store.image(&args.image)?;
     let conversion = {
@@ -98,10 +105,17 @@ fn verify(args: &Args, store: &Store) -> Outcome {
             "manifest_digest": verified.manifest,
             "erofs_manifest_digest": verified.erofs_manifest,
             "layers": verified.layers,
+            "other_zstd": verified.other_zstd,
         }))?;
     } else {
         let (converted, archives) = (verified.erofs_manifest, verified.manifest);
-        print(&format!("{converted} is the conversion of {archives}\n"))?;
+        print(&match verified.other_zstd {
+            None => format!("{converted} is the conversion of {archives}\n"),
+            Some(zstd) => format!(
+                "{converted} has the contents of the conversion of {archives}; zstd {zstd} has compressed them, whose \
+                 chunks and their index were not compared\n"
+            ),
+        })?;
     }
     Ok(0)
 }

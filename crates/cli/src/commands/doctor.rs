@@ -86,6 +86,8 @@ pub fn execute(args: &Args) -> Outcome {
     checks.push(limits());
     checks.push(guest());
     checks.extend(store());
+    checks.push(lazy_starts());
+    checks.extend(lazy_memory());
     checks.extend(pools());
     checks.push(settings());
     let code = u8::from(checks.iter().any(|check| check.verdict == Verdict::Missing));
@@ -321,7 +323,63 @@ fn store() -> Vec<Check> {
         ),
         Err(error) => Check::new("reflinks", Verdict::Note, error.to_string(), None),
     });
+    let is_on = Settings::load().map_or(true, |settings| settings.fs_verity);
+    checks.push(Check::ok(
+        "fs-verity",
+        match (store.has_verity(), is_on) {
+            (true, true) => "on: the kernel checks what it reads of images",
+            (true, false) => "off, by the settings",
+            (false, _) => "the store's filesystem has none, or it is not switched on there",
+        },
+    ));
     checks
+}
+
+/// Returns whether what is not all here can be read meanwhile: images that are packed or lazy, memories of snapshots.
+fn lazy_starts() -> Check {
+    const FUSE: &str = "/dev/fuse";
+    let what = "lazy starts";
+    match File::options().read(true).write(true).open(FUSE) {
+        Ok(_) => Check::ok(what, "files are served by FUSE while the rest comes"),
+        Err(error) => Check::new(
+            what,
+            Verdict::Note,
+            match micabox_vmm::choose(BackendChoice::Kvm) {
+                Ok(_) => format!(
+                    "in machines only: for others all of an image comes before its start ({FUSE}: {error})"
+                ),
+                Err(_) => format!(
+                    "not possible: all of an image comes before its start ({FUSE}: {error})"
+                ),
+            },
+            Some(match error.kind() {
+                std::io::ErrorKind::NotFound => {
+                    "for lazy starts load the kernel's module: `sudo modprobe fuse`; a container \
+                     needs `--device /dev/fuse`"
+                        .to_owned()
+                }
+                _ => "for lazy starts let users open FUSE's device: `sudo chmod 666 /dev/fuse`"
+                    .to_owned(),
+            }),
+        ),
+    }
+}
+
+/// Returns whether a machine's memory can be filled when it is missed. Only our own monitor's is.
+fn lazy_memory() -> Option<Check> {
+    micabox_vmm::choose(BackendChoice::Kvm).ok()?;
+    let what = "lazy memory";
+    Some(match micabox_vmm::userfaultfd() {
+        Ok(()) => Check::ok(
+            what,
+            "userfaultfd: what machines miss of an image is mapped when it has come",
+        ),
+        Err(lack) => {
+            let found = format!("no userfaultfd, so that FUSE or a disk serves machines: {lack}");
+            let remedy = lack.remedy().map(str::to_owned);
+            Check::new(what, Verdict::Note, found, remedy)
+        }
+    })
 }
 
 /// Makes a file without a name.

@@ -1,5 +1,6 @@
 //! All commands but `run`, one in each file.
 
+mod archives;
 pub mod attach;
 mod changed;
 pub mod commit;

@@ -19,8 +19,8 @@ const WATCH: Duration = Duration::from_secs(1);
 
 /// Keep machines of an image ready for `mica run` (KVM only)
 ///
-/// `mica run` with the same IMAGE, --memory, --cpus, --net, --init, --transport, --root and --trim then gets
-/// a machine that runs already, and another one starts in its place; it starts one of its own when
+/// `mica run` with the same IMAGE, --memory, --cpus, --net, --init, --transport, --root, --verity and --trim then
+/// gets a machine that runs already, and another one starts in its place; it starts one of its own when
 /// none is left. It also does for changes on a disk, patches, --vsock, --require-limits and --log.
 ///
 /// Runs until Ctrl-C or SIGTERM. Prints `ready` when all machines are. A machine that is ready takes

@@ -26,7 +26,7 @@ use micabox_program::{bars, packing, settings};
 ///
 /// A snapshot that `mica push` has sent comes with its image. One with memory is refused before it is fetched on a
 /// machine where it can't continue. It is called as the last part of its NAME, and its TAG unless that is `latest`:
-/// `mica run --from` starts it.
+/// `mica run --from` starts it. With --lazy its memory comes when a machine reads it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Platform of the image [default: this machine's]
@@ -89,14 +89,10 @@ fn snapshot(
     options: &PullOptions,
     progress: &dyn Fn() -> Arc<dyn Progress>,
 ) -> Outcome {
-    let flags = [
-        (args.platform.is_some(), "--platform"),
-        (args.lazy, "--lazy"),
-    ];
-    if let Some((_, flag)) = flags.iter().find(|(is_given, _)| *is_given) {
+    if args.platform.is_some() {
         let name = args.image.familiar();
         return Err(Failure::new(format!(
-            "{name} is a snapshot: {flag} is for images"
+            "{name} is a snapshot: --platform is for images"
         )));
     }
     let name = args.name.as_deref();

@@ -7,6 +7,7 @@ use micabox_image::{Compression, Progress, Reference, Store};
 use micabox_transfer::{PushOptions, push_blocking, push_start_order_blocking};
 use serde_json::json;
 
+use super::archives;
 use micabox_program::failure::{Failure, Outcome};
 use micabox_program::output::{print, print_json};
 use micabox_program::{bars, settings};
@@ -18,7 +19,8 @@ use micabox_program::{bars, settings};
 /// and `docker login`, credential helpers included.
 ///
 /// The digest that it prints is the registry's. It is the store's if the registry had all layers
-/// as they were pulled; layers that are rebuilt are packed anew and have other blobs.
+/// as they were pulled; layers that are rebuilt are packed anew and have other blobs. Of an image that was pulled with
+/// --lazy the archives are fetched first.
 ///
 /// A snapshot goes with its memory, if it has one: `mica pull` and `mica run --from NAME:TAG` take it on another
 /// machine. Its image goes to the same repository, and of its chunks only those that no snapshot has there. If an
@@ -26,6 +28,8 @@ use micabox_program::{bars, settings};
 ///
 /// With --erofs the tag names an index of two forms of the image, whose digest is printed: the
 /// archives, which all clients take, and EROFS images in chunks that can be read one by one.
+/// containerd 2.4 takes EROFS images as a stack of layers with media types of its own: --containerd
+/// gives the image a second tag, of such a stack alone, with nearly all blobs in common.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Compression of layers that the registry lacks: gzip, zstd or none
@@ -36,8 +40,13 @@ pub struct Args {
     #[arg(long)]
     erofs: bool,
 
-    /// Send nothing but the order in which the last start with --lazy read the image's layers: later ones
-    /// fetch them in that order
+    /// With --erofs: another tag of the destination's repository for containerd 2.4, which mounts the EROFS images as a
+    /// stack of layers
+    #[arg(long, value_name = "TAG", requires = "erofs")]
+    containerd: Option<String>,
+
+    /// Send nothing but the order in which the last start with --lazy read the image's layers, or the snapshot's
+    /// memory: later ones fetch them in that order
     #[arg(long, conflicts_with_all = ["compression", "erofs", "destination"])]
     start_order: bool,
 
@@ -59,10 +68,17 @@ pub struct Args {
 }
 
 /// Pushes both forms of an image, for `mica convert`.
-pub fn both_forms(image: &str, target: &Reference, quiet: bool, json: bool) -> Outcome {
+pub fn both_forms(
+    image: &str,
+    target: &Reference,
+    containerd: Option<&str>,
+    quiet: bool,
+    json: bool,
+) -> Outcome {
     execute(&Args {
         compression: Compression::default(),
         erofs: true,
+        containerd: containerd.map(str::to_owned),
         start_order: false,
         quiet,
         json,
@@ -95,7 +111,7 @@ fn check(pushed: &str, destination: Option<&Reference>) -> Option<Failure> {
 
 /// Returns whether the name is that of a snapshot, and of no image. Flags about layers are about images.
 fn is_snapshot(store: &Store, args: &Args) -> Result<bool, Failure> {
-    if args.start_order || args.erofs {
+    if args.erofs {
         return Ok(false);
     }
     let snapshot = settings::sandboxes(store)?.snapshot(&args.image);
@@ -134,10 +150,25 @@ pub fn snapshot(name: &str, destination: Option<&Reference>, quiet: bool, json: 
             "packs": pushed.packs,
             "present": pushed.present,
             "sent": pushed.sent,
+            "chunks": {
+                "all": pushed.chunks.all,
+                "of_others": pushed.chunks.of_others,
+                "repeated": pushed.chunks.repeated,
+            },
         }))?;
     } else {
         let name = pushed.reference.familiar();
         print(&format!("{name} {}\n", pushed.manifest_digest))?;
+    }
+    Ok(0)
+}
+
+/// Prints the name of what was pushed.
+fn print_name(args: &Args, name: &Reference) -> Outcome {
+    if args.json {
+        print_json(&json!({"reference": name.to_string()}))?;
+    } else {
+        print(&format!("{name}\n"))?;
     }
     Ok(0)
 }
@@ -152,6 +183,11 @@ pub fn execute(args: &Args) -> Outcome {
                 "{name} is a snapshot: --compression is for images"
             )));
         }
+        if args.start_order {
+            let options = PushOptions::new(settings::settings()?);
+            let name = micabox_creation::push_snapshot_order(&store, &args.image, &options)?;
+            return print_name(args, &name);
+        }
         let destination = args.destination.as_ref();
         return snapshot(&args.image, destination, args.quiet, args.json);
     }
@@ -163,15 +199,12 @@ pub fn execute(args: &Args) -> Outcome {
     let mut options = PushOptions::new(settings::settings()?);
     options.compression = args.compression;
     options.erofs = args.erofs;
+    options.containerd.clone_from(&args.containerd);
     if args.start_order {
         let name = push_start_order_blocking(&store, &args.image, &options)?;
-        if args.json {
-            print_json(&json!({"reference": name.to_string()}))?;
-        } else {
-            print(&format!("{name}\n"))?;
-        }
-        return Ok(0);
+        return print_name(args, &name);
     }
+    archives::bring(&store, &args.image, args.quiet)?;
     let pushed = {
         let progress: Arc<dyn Progress> = if args.quiet {
             Arc::new(Silent)
@@ -197,6 +230,13 @@ pub fn execute(args: &Args) -> Outcome {
             result["erofs_manifest_digest"] = json!(erofs.manifest_digest);
             result["index_digest"] = json!(erofs.index_digest);
         }
+        if let Some((name, stack)) = &pushed.containerd {
+            result["containerd"] = json!({
+                "reference": name.to_string(),
+                "manifest_digest": stack.manifest_digest,
+                "index_digest": stack.index_digest,
+            });
+        }
         print_json(&result)?;
     } else {
         let name = pushed.reference.familiar();
@@ -205,6 +245,9 @@ pub fn execute(args: &Args) -> Outcome {
             None => pushed.manifest_digest,
         };
         print(&format!("{name} {digest}\n"))?;
+        if let Some((name, stack)) = &pushed.containerd {
+            print(&format!("{} {}\n", name.familiar(), stack.index_digest))?;
+        }
     }
     Ok(0)
 }

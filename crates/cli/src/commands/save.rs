@@ -8,13 +8,14 @@ use micabox_image::ArchiveFormat;
 use micabox_image::{Compression, SaveOptions};
 use micabox_overlay::host::WholeFile;
 
+use super::archives;
 use micabox_program::failure::{Failure, Outcome};
 use micabox_program::{bars, output, settings};
 
 /// Save images to an archive
 ///
 /// The archive is for `mica load`, `docker load`, Podman and skopeo. The same images give
-/// the same archive, byte for byte.
+/// the same archive, byte for byte. Of an image that was pulled with --lazy the archives are fetched first.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// File to write [default: stdout, unless that is a terminal]
@@ -59,6 +60,9 @@ pub fn execute(args: &Args) -> Outcome {
 
 fn save(args: &Args, out: &mut dyn Write) -> Outcome {
     let store = settings::store()?;
+    for image in &args.images {
+        archives::bring(&store, image, false)?;
+    }
     let options = SaveOptions {
         format: args.format,
         compression: args.compression,

@@ -4,15 +4,16 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::PathBuf;
 
-use micabox::Snapshot;
+use micabox::{Kept, Snapshot};
 use micabox_image::Reference;
 use micabox_overlay::host::WholeFile;
+use serde_json::{Value, json};
 
 use super::{notes, push};
 use crate::template::{self, Fields, Row, Template};
 use micabox_program::failure::{Failure, Outcome};
 use micabox_program::output::{ago, print, print_json, rfc3339, size};
-use micabox_program::settings;
+use micabox_program::{bars, settings};
 
 /// Copies of sandboxes' disks, or of running sandboxes, to start others from with `mica run
 /// --from`
@@ -117,15 +118,30 @@ impl Row for Snapshot {
             "Disk" => bytes(self.size),
             "Memory" => {
                 let machine = self.memory.as_ref();
-                bytes(machine.map_or(0, |machine| {
+                let all = bytes(machine.map_or(0, |machine| {
                     u64::from(machine.spec.machine.memory_mib) << 20
-                }))
+                }));
+                match self.memory_part() {
+                    Some(part) => format!("{all} ({} of {} here)", size(part.here), size(part.all)),
+                    None => all,
+                }
             }
             "CreatedSince" => ago(self.created),
             "CreatedAt" => rfc3339(self.created.try_into().unwrap_or(0)),
             _ => String::new(),
         }
     }
+}
+
+/// Returns a snapshot's record, with whether its disk or its memory is packed, and how much is here of a memory of which
+/// that is only a part.
+pub fn in_json(snapshot: &Snapshot) -> Value {
+    let mut record = json!(snapshot);
+    record["packed"] = json!(snapshot.is_packed());
+    if let Some(part) = snapshot.memory_part() {
+        record["memory_part"] = json!({"here": part.here, "all": part.all});
+    }
+    record
 }
 
 /// Runs a subcommand.
@@ -148,7 +164,8 @@ pub fn execute(args: &Args) -> Outcome {
             Ok(0)
         }
         Action::Ls { json: true, .. } => {
-            print_json(&sandboxes.snapshots()?)?;
+            let snapshots = sandboxes.snapshots()?;
+            print_json(&snapshots.iter().map(in_json).collect::<Vec<_>>())?;
             Ok(0)
         }
         Action::Ls { quiet, format, .. } => {
@@ -169,6 +186,10 @@ pub fn execute(args: &Args) -> Outcome {
             let at = |error: io::Error| {
                 Failure::of(&error).context(&format!("writing {}", file.display()))
             };
+            if sandboxes.snapshot(name)?.is_packed() {
+                let kept = Kept::Snapshot(name.clone());
+                sandboxes.unpack(&kept, &*bars::watch_unpacking(&kept.to_string()))?;
+            }
             let whole = WholeFile::create(file).map_err(at)?;
             sandboxes.export_snapshot(name, &mut whole.file())?;
             whole.publish().map_err(at)?;

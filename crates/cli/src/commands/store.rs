@@ -74,10 +74,15 @@ pub fn execute(args: &Args) -> Outcome {
     sandboxes.list()?;
     Mounts::of(&sandboxes).tidy()?;
     match args.command {
-        Command::Pack(ref args) => pack::pack(&store, args),
-        Command::Unpack(ref args) => pack::unpack(&store, args),
+        Command::Pack(ref args) => pack::pack(&sandboxes, args),
+        Command::Unpack(ref args) => pack::unpack(&sandboxes, args),
         Command::Df { json } => df(&store, json),
-        Command::Prune { all, dry_run, json } => prune(&store, PruneOptions { all, dry_run }, json),
+        Command::Prune { all, dry_run, json } => {
+            if !dry_run {
+                sandboxes.discard_left_snapshots()?;
+            }
+            prune(&store, PruneOptions { all, dry_run }, json)
+        }
         Command::Fsck {
             repair,
             archives,
@@ -120,7 +125,18 @@ fn df(store: &Store, json: bool) -> Outcome {
             format!("of them {} packed", usage.packed_layers),
             usage.packs_size,
         ),
+        (
+            format!(
+                "packed disks and memories of snapshots and volumes: {}",
+                usage.packed_files
+            ),
+            usage.packed_files_size,
+        ),
         ("saved by packing".into(), usage.saved_size),
+        (
+            "of unpacked layers, blocks that others have too".into(),
+            usage.common_size,
+        ),
         (
             format!("layers here in part: {}", usage.lazy_layers),
             usage.lazy_size,
@@ -211,11 +227,16 @@ fn fsck(store: &Store, options: &FsckOptions, json: bool) -> Outcome {
         (count, true) => format!("{count} repaired"),
         (count, false) => format!("{count} damaged"),
     };
-    text.push_str(&format!(
-        "{}, {}, {bytes} read: {verdict}\n",
-        counted(layers, "layer"),
-        counted(images, "image")
-    ));
+    let mut checked = vec![counted(layers, "layer"), counted(images, "image")];
+    if report.files > 0 {
+        checked.push(counted(report.files, "packed disk or memory"));
+    }
+    checked.push(format!("{bytes} read"));
+    if report.sealed > 0 {
+        checked.push(format!("{} with fs-verity", counted(report.sealed, "file")));
+    }
+    let checked = checked.join(", ");
+    text.push_str(&format!("{checked}: {verdict}\n"));
     print(&text)?;
     match code {
         0 => Ok(0),

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use micabox::words::Bytes;
-use micabox::{DEFAULT_DISK_SIZE, Sandboxes, Volume};
+use micabox::{DEFAULT_DISK_SIZE, Kept, Sandboxes, Volume};
 use serde::Serialize;
 
 use crate::template::{self, Fields, Row, Template, labels};
 use micabox_program::failure::{Failure, Outcome};
 use micabox_program::output::{Table, ago, print, print_json, rfc3339, size};
-use micabox_program::settings;
+use micabox_program::{bars, settings};
 
 /// Disks with names, which outlive the sandboxes that use them: `mica run -v NAME:/PATH`
 ///
@@ -89,6 +89,8 @@ struct Shown {
     size: u64,
     /// Bytes that are allocated on the host.
     allocated: u64,
+    /// Whether the disk is packed: its file is missing until something uses the volume.
+    packed: bool,
     /// Names of the sandboxes that use it.
     sandboxes: Vec<String>,
 }
@@ -133,6 +135,7 @@ impl Shown {
             disk: volume.disk().display().to_string(),
             size,
             allocated,
+            packed: volume.is_packed(),
             sandboxes: sandboxes.users_of(&volume.name)?,
             volume,
         })
@@ -179,7 +182,11 @@ pub fn execute(args: &Args) -> Outcome {
                 table.row([
                     shown.volume.name,
                     size(shown.size),
-                    size(shown.allocated),
+                    if shown.packed {
+                        "packed".into()
+                    } else {
+                        size(shown.allocated)
+                    },
                     if users.is_empty() { "-".into() } else { users },
                     ago(shown.volume.created),
                 ]);
@@ -201,6 +208,10 @@ pub fn execute(args: &Args) -> Outcome {
         }),
         Action::Prune { force } => prune(&sandboxes, *force),
         Action::Resize { name, size } => {
+            if sandboxes.volume(name)?.is_packed() {
+                let kept = Kept::Volume(name.clone());
+                sandboxes.unpack(&kept, &*bars::watch_unpacking(&kept.to_string()))?;
+            }
             sandboxes.resize_volume(name, size.0)?;
             print(&format!("{name}\n"))?;
             Ok(0)

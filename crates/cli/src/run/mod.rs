@@ -113,11 +113,15 @@ fn run(args: Args) -> Outcome {
         Begin::Idle | Begin::Reattach => None,
     };
     if !flags.detach {
-        return if options.continues {
+        let ended = if options.continues {
             supervise::follow(sandbox, command, &options, &signals)
         } else {
             supervise::supervise(sandbox, command, &options, signals)
         };
+        if let Some(unread) = prepared.unread {
+            unread.report();
+        }
+        return ended;
     }
     match detach(sandbox, command, &options, &signals)? {
         Ok(detached) => detached.print().map(|()| 0),

@@ -1,12 +1,14 @@
 //! `mica convert` and `mica push --erofs`: both forms of an image, and whether the one was made from the other.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 use micabox_testing::{DockerRegistry, run};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{Home, image};
+use crate::support::{Home, image, packed};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -173,6 +175,14 @@ fn a_pull_checks_the_conversion_first() {
 
 /// Publishes `box:lie`, whose form of EROFS images is changed, and returns what `--verify` says of it.
 fn lie(home: &Home, registry: &Registry, change: impl FnOnce(&mut Value)) -> String {
+    publish(registry, change);
+    let finished = home.output(&["convert", "--verify", &registry.name("box:lie")]);
+    assert_eq!((finished.code(), finished.stdout()), (1, String::new()));
+    finished.stderr()
+}
+
+/// Publishes `box:lie`, whose form of EROFS images is changed.
+fn publish(registry: &Registry, change: impl FnOnce(&mut Value)) {
     let mut index = registry.get("1");
     let mut manifest = registry.get(index["manifests"][1]["digest"].as_str().unwrap());
     change(&mut manifest);
@@ -182,9 +192,6 @@ fn lie(home: &Home, registry: &Registry, change: impl FnOnce(&mut Value)) -> Str
     index["manifests"][1]["digest"] = json!(digest);
     index["manifests"][1]["size"] = json!(text.len());
     registry.put("lie", INDEX, &index);
-    let finished = home.output(&["convert", "--verify", &registry.name("box:lie")]);
-    assert_eq!((finished.code(), finished.stdout()), (1, String::new()));
-    finished.stderr()
 }
 
 #[test]
@@ -268,13 +275,116 @@ fn a_conversion_that_lies_is_found_field_by_field() {
         ),
         (
             |m| m["annotations"]["org.micabox.format"] = json!("2"),
-            "was converted in format 2 with zstd 1.5.",
+            "was converted in format 2; this version makes format ",
         ),
     ];
     for (change, part) in changes {
         let said = lie(&home, &registry, change);
         assert!(said.contains(part), "{part}: {said}");
     }
+}
+
+#[test]
+fn what_another_zstd_has_compressed_is_checked_but_for_its_compression() {
+    let (home, registry) = converted();
+    let other = format!("sha256:{}", "5".repeat(64));
+    let compressed_otherwise = |manifest: &mut Value| {
+        manifest["annotations"]["org.micabox.zstd"] = json!("1.4.9");
+        manifest["layers"][1]["digest"] = manifest["layers"][3]["digest"].clone();
+        manifest["layers"][1]["size"] = manifest["layers"][3]["size"].clone();
+        let annotations = &mut manifest["layers"][1]["annotations"];
+        annotations["org.erofs.chunk-index.range"] = json!("8:104");
+        annotations["org.erofs.chunk-index.digest"] = json!(other);
+    };
+    publish(&registry, compressed_otherwise);
+    let verify = ["convert", "--verify", &registry.name("box:lie")];
+    let said = home.output(&verify).ok();
+    assert!(
+        said.contains(" has the contents of the conversion of sha256:")
+            && said.contains("zstd 1.4.9 has compressed them"),
+        "{said}"
+    );
+    let json = home.output(&[&verify[..], &["--json"]].concat()).json();
+    assert_eq!(json["other_zstd"], json!("1.4.9"));
+    let said = lie(&home, &registry, |manifest| {
+        compressed_otherwise(manifest);
+        manifest["layers"][1]["annotations"]["org.erofs.dmverity.root_digest"] = json!(other);
+    });
+    let difference = "of layer 2, org.erofs.dmverity.root_digest is ";
+    assert!(said.contains(difference), "{said}");
+}
+
+#[test]
+fn a_packed_image_is_published_as_when_it_was_whole() {
+    let (home, registry) = (packed::home(), Registry::new());
+    let publish = |tag: &str| {
+        let name = registry.name(&format!("box:{tag}"));
+        home.output(&["push", "-q", "--erofs", "box", &name]).ok();
+        registry.get(tag)
+    };
+    let whole = publish("1");
+    let packed = packed::pack(&home);
+    assert_ne!(packed, 0);
+    // To another repository, where nothing is there yet.
+    let other = registry.name("other:1");
+    home.output(&["push", "-q", "--erofs", "box", &other]).ok();
+    let verified = Home::empty().output(&["convert", "--verify", "--json", &other]);
+    assert_eq!(
+        verified.json()["erofs_manifest_digest"],
+        whole["manifests"][1]["digest"]
+    );
+    assert_eq!(publish("2"), whole);
+    // None of it was unpacked for that.
+    assert_eq!(packed::packed(&home), packed);
+}
+
+#[test]
+fn what_a_disk_has_damaged_is_not_published() {
+    let (home, registry) = converted();
+    let name = registry.name("box:1");
+    // Three layers and the merged metadata: a fixup is not published.
+    let names = ["-name", "*.erofs", "-not", "-name", "fixup.erofs"];
+    let found = run(Command::new("find").arg(home.store()).args(names));
+    assert_eq!(found.lines().count(), 4, "{found}");
+    for path in found.lines() {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let at = first_data(&file) + 9;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+        let mut all = vec![
+            vec!["push", "-q", "--erofs", "box", &name],
+            vec!["convert", "box"],
+        ];
+        // What is compared has merged metadata of its own.
+        if !path.ends_with("fsmeta.erofs") {
+            all.push(vec!["convert", "--verify", &name]);
+        }
+        for words in all {
+            let refused = home.output(&words);
+            let said = refused.stderr();
+            assert_eq!(refused.code(), 1, "{words:?}: {said}");
+            // A push of archives finds it by its recipe.
+            let file = path.trim_end_matches(".erofs");
+            assert!(
+                said.contains("is damaged: ") && said.contains(file),
+                "{words:?}: {said}"
+            );
+        }
+        file.write_all_at(&byte, at).unwrap();
+    }
+    home.output(&["convert", "--verify", &name]).ok();
+}
+
+/// Returns where a file's first block is that has more than zeros, behind the one with its superblock.
+fn first_data(file: &File) -> u64 {
+    let mut block = [0; 4096];
+    let is_data = |at: &u64| {
+        file.read_exact_at(&mut block, *at).unwrap();
+        block.iter().any(|byte| *byte != 0)
+    };
+    let length = file.metadata().unwrap().len();
+    (4096..length).step_by(4096).find(is_data).unwrap()
 }
 
 #[test]
@@ -364,13 +474,14 @@ fn a_converted_image_runs_and_is_not_taken_for_its_archives() {
     assert_eq!(images, format!("{}\n", digest.as_str().unwrap()));
     loaded.output(&["store", "fsck"]).ok();
 
-    let other = registry.name("other:1");
+    // By its digest it is this form and no other.
+    let (other, digest) = (registry.name("other:1"), digest.as_str().unwrap());
     for words in [
         &["convert", "-q", &name][..],
-        &["push", "-q", &name, &other],
-        &["push", "-q", "--erofs", &name, &other],
-        &["save", "-o", "out.tar", &name],
-        &["convert", "-q", &name, &other],
+        &["push", "-q", digest, &other],
+        &["push", "-q", "--erofs", digest, &other],
+        &["save", "-o", "out.tar", digest],
+        &["convert", "-q", digest, &other],
     ] {
         let refused = home.output(words);
         assert_eq!(refused.code(), 1, "{words:?}");

@@ -12,7 +12,7 @@ use micabox_testing::shell;
 use rustix::process::Signal;
 
 use crate::support::host::{
-    USERS, arguments, processes_of, run, sh, signal_holders, sleeping, wait_until_gone,
+    USERS, arguments, processes_of, run, sh, signal_holders, sleeping, wait_until_gone, with_mount,
 };
 use crate::support::{Finished, Home, exists, image, wait_until};
 
@@ -551,9 +551,22 @@ fn files_that_the_kernel_does_not_mount_are_served() {
     let home = Home::empty();
     shell(home.path(), "mkdir store && mount -t tmpfs store store");
     home.load(&image::layers(), &image::config());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.write_all(b"from outside\n");
+        }
+    });
     let look = "stat -c %u:%g /srv/run /root; chown 1000:50 /srv/run; stat -c %u:%g /srv/run; \
         cat /srv/hidden/new; awk '{print $1, $2, $3}' /proc/self/uid_map";
-    let run = run(&home, &["--net", "none"], &["sh", "-c", look]);
+    let look = format!("{look}; nc host.mica.internal {port}");
+    let words = ["--rm", "--net-allow", "127.0.0.0/8"];
+    let mica = home.mica(&arguments(&words, &["sh", "-c", &look]));
+    // What makes network interfaces is root's alone, as where no udev has opened it.
+    shell(home.path(), "mknod -m 600 tun c 10 200");
+    let mica = with_mount(&mica, &home.path().join("tun"), "/dev/net/tun");
+    let run = Finished::of(mica);
     let said = run.stderr();
     wait_until("no image is held", || home.held_images().is_empty());
     assert!(home.sandboxes().is_empty());
@@ -562,5 +575,6 @@ fn files_that_the_kernel_does_not_mount_are_served() {
         names.iter().all(|name| home.processes(name).is_empty())
     });
     shell(home.path(), "umount store");
-    assert_eq!(run.stdout(), "0:0\n0:0\n1000:50\nnew0 0 65536\n", "{said}");
+    let expected = "0:0\n0:0\n1000:50\nnew0 0 65536\nfrom outside\n";
+    assert_eq!(run.stdout(), expected, "{said}");
 }

@@ -122,6 +122,8 @@ fn the_doctor_names_what_it_looked_at() {
         "memory",
         "guest",
         "store",
+        "fs-verity",
+        "lazy starts",
         "settings",
     ] {
         assert!(names.contains(&&serde_json::json!(name)), "{names:?}");

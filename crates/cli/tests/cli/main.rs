@@ -34,6 +34,7 @@ mod mount_changes;
 mod network;
 mod network_names;
 mod packed;
+mod packed_disks;
 mod patches;
 mod pause;
 mod published;
@@ -56,6 +57,7 @@ mod terminal;
 mod transport;
 mod trim;
 mod upper_folder;
+mod verity;
 mod volume;
 
 micabox_jail::run_if_worker_before_main!(&micabox::worker_kinds());

@@ -1,5 +1,6 @@
 //! Snapshots that go through a registry into another store.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,10 +9,13 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
+use micabox_testing::{Answers, Proxy};
 use serde_json::{Value, json};
 
-use crate::support::artifact::{CHUNK, PACK, Remote, changed, disk, filesystem};
-use crate::support::{Home, wait};
+use crate::support::artifact::{
+    CHUNK, PACK, Remote, changed, disk, filesystem, filesystem_with, import,
+};
+use crate::support::{Home, wait, wait_until};
 
 #[test]
 fn a_disk_goes_through_a_registry_into_another_store_byte_for_byte() {
@@ -57,6 +61,22 @@ fn a_disk_goes_through_a_registry_into_another_store_byte_for_byte() {
     assert_eq!(result["manifest_digest"], pushed["manifest_digest"]);
 }
 
+/// Counts the chunks of a disk as a push does, where another disk is in the repository.
+fn chunks(disk: &[u8], other: &[u8]) -> Value {
+    let of = |disk: &'_ [u8]| -> Vec<Vec<u8>> {
+        let all = disk
+            .chunks(CHUNK)
+            .filter(|chunk| chunk.iter().any(|byte| *byte != 0));
+        all.map(<[u8]>::to_vec).collect()
+    };
+    let (all, other) = (of(disk), of(other).into_iter().collect::<HashSet<_>>());
+    let own: Vec<_> = all.iter().filter(|chunk| !other.contains(*chunk)).collect();
+    let distinct = own.iter().collect::<HashSet<_>>().len();
+    json!({
+        "all": all.len(), "of_others": all.len() - own.len(), "repeated": own.len() - distinct,
+    })
+}
+
 #[test]
 fn a_second_snapshot_sends_only_the_chunks_that_changed() {
     let remote = Remote::new();
@@ -74,6 +94,7 @@ fn a_second_snapshot_sends_only_the_chunks_that_changed() {
     let sent = pushed["sent"].as_u64().unwrap();
     let most = 6 * CHUNK as u64 + 4096;
     assert!(sent < most, "{sent}");
+    assert_eq!(pushed["chunks"], chunks(&second, &first));
     // A map of 200 chunks, a config and a manifest: nothing else has come.
     let came = remote.bytes() - before;
     assert!(came < most + (64 << 10), "{came}");
@@ -86,9 +107,20 @@ fn a_second_snapshot_sends_only_the_chunks_that_changed() {
         (&pushed["packs"], &pushed["present"]),
         (&json!(1), &json!(0))
     );
-    // The same once more: nothing.
+    assert_eq!(pushed["chunks"], chunks(&third, &[]));
+    // The same once more: nothing, and people see why.
+    let again = remote
+        .origin
+        .output(&["push", "third", &remote.name("elsewhere:3")]);
+    let expected = chunks(&third, &third);
+    let said = format!(
+        "{} of its {} chunks are in other snapshots of the repository",
+        expected["of_others"], expected["all"]
+    );
+    assert!(again.stderr().contains(&said), "{}", again.stderr());
     let again = remote.push("third", "elsewhere:3");
     assert_eq!(again["sent"], 0);
+    assert_eq!(again["chunks"], expected);
 
     for (name, here, bytes) in [
         ("work:2", "work-2", &second),
@@ -285,27 +317,99 @@ fn a_pull_that_is_killed_leaves_nothing_that_is_seen_and_the_next_one_succeeds()
                 .join("sandboxes/snapshot-work-1")
                 .exists()
         );
-        assert_ne!(
-            remote
-                .home
-                .output(&["run", "--from", "work-1", "true"])
-                .code(),
-            0
-        );
+        let run = ["run", "--from", "work-1", "true"];
+        assert_ne!(remote.home.output(&run).code(), 0);
         assert_eq!(remote.home.output(&["snapshot", "ls", "-q"]).ok(), "");
-        assert!(
-            !remote
-                .home
-                .store()
-                .join("sandboxes/snapshot-work-1")
-                .exists()
-        );
+        // It keeps no name taken, and goes with what is not used.
+        let left = remote.home.store().join("sandboxes/snapshot-work-1");
+        assert!(!left.join("lease.json").exists());
+        remote.home.output(&["store", "prune"]).ok();
+        assert!(!left.exists());
     }
     remote
         .home
         .output(&["pull", "-q", &remote.name("work:1")])
         .ok();
     assert!(fs::read(disk(&remote.home, "work-1")).unwrap() == bytes);
+}
+
+#[test]
+fn a_pull_goes_on_where_one_was_killed_and_fetches_nothing_twice() {
+    let remote = Remote::new();
+    let bytes = filesystem_with(&remote.origin, 24 << 20);
+    remote.import("monday", &bytes);
+    remote.push("monday", "work:1");
+    let size = remote.manifest("work:1")["layers"][1]["size"]
+        .as_u64()
+        .unwrap();
+    let proxy = Proxy::start(remote.registry.host());
+    let name = format!("{}/work:1", proxy.address());
+    let mut mica = remote.home.mica(&["pull", "-q", &name]);
+    mica.stdout(Stdio::null()).stderr(Stdio::null());
+    // Of the ranges of 4 MiB that come at the same time, some have come when the answers stop.
+    proxy.hold_after(size - (4 << 20));
+    let mut child = mica.spawn().unwrap();
+    let left = disk(&remote.home, "work-1");
+    wait_until("a range is written", || {
+        fs::metadata(&left).is_ok_and(|left| left.blocks() * 512 > 1 << 20)
+    });
+    child.kill().unwrap();
+    wait(&mut child);
+    assert_eq!(remote.home.output(&["snapshot", "ls", "-q"]).ok(), "");
+    let here = fs::metadata(&left).unwrap().blocks() * 512;
+    proxy.set(Answers::Pass);
+    let before = proxy.passed();
+    assert_eq!(remote.home.output(&["pull", "-q", &name]).ok(), "work-1\n");
+    let came = proxy.passed() - before;
+    // The documents, the pack's index, and what was missing.
+    assert!(
+        came + here < size + (512 << 10),
+        "{came} came, {here} were here"
+    );
+    assert!(fs::read(&left).unwrap() == bytes);
+}
+
+#[test]
+fn maps_of_other_stores_are_not_used_by_a_push() {
+    let remote = Remote::new();
+    let first = filesystem(&remote.origin);
+    remote.import("first", &first);
+    remote.push("first", "work:1");
+    // Another store, which has pulled it, pushes nearly the same: its map may have lied.
+    let other = Home::new();
+    let name = remote.name("work:1");
+    import(&other, "second", &changed(&first, 5));
+    other.output(&["pull", "-q", &name]).ok();
+    let push = ["push", "--json", "-q", "second", &remote.name("work:2")];
+    let pushed = other.output(&push).json();
+    assert_eq!(
+        (&pushed["packs"], &pushed["present"]),
+        (&json!(1), &json!(0))
+    );
+    assert!(pushed["sent"].as_u64().unwrap() > 3 << 20, "{pushed}");
+    // What it has pushed itself is used.
+    import(&other, "third", &changed(&first, 7));
+    let push = ["push", "--json", "-q", "third", &remote.name("work:3")];
+    let pushed = other.output(&push).json();
+    assert!(pushed["sent"].as_u64().unwrap() < 1 << 20, "{pushed}");
+}
+
+#[test]
+fn chunks_of_snapshots_of_other_repositories_are_not_used_by_a_pull() {
+    let remote = Remote::new();
+    let bytes = filesystem(&remote.origin);
+    remote.import("monday", &bytes);
+    remote.push("monday", "work:1");
+    remote.push("monday", "other:1");
+    let (work, other) = (remote.name("work:1"), remote.name("other:1"));
+    remote.home.output(&["pull", "-q", &work]).ok();
+    let pack = remote.manifest("other:1")["layers"][1]["digest"].clone();
+    fs::remove_file(remote.blob_file(pack.as_str().unwrap())).unwrap();
+    // All of its chunks are here, of a repository with other readers.
+    assert_ne!(remote.home.output(&["pull", "-q", &other]).code(), 0);
+    let again = ["pull", "-q", "--name", "again", &work];
+    assert_eq!(remote.home.output(&again).ok(), "again\n");
+    assert!(fs::read(disk(&remote.home, "again")).unwrap() == bytes);
 }
 
 #[test]
@@ -340,19 +444,17 @@ fn what_a_snapshot_can_not_be_called_and_flags_of_images_are_refused_at_once() {
     let long = remote.name(&long);
     let named = ["pull", "-q", "--name", "work", &long];
     assert_eq!(remote.home.output(&named).ok(), "work\n");
-    for (flag, value) in [("--platform", "linux/amd64"), ("--lazy", "")] {
-        let flags = [flag, value].into_iter().filter(|word| !word.is_empty());
-        let arguments: Vec<&str> = ["pull", "-q"]
-            .into_iter()
-            .chain(flags)
-            .chain([&*long])
-            .collect();
-        let said = remote.home.output(&arguments).stderr();
-        assert!(
-            said.contains("is a snapshot") && said.contains(flag),
-            "{said}"
-        );
-    }
+    let platform = ["pull", "-q", "--platform", "linux/amd64", &long];
+    let said = remote.home.output(&platform).stderr();
+    assert!(
+        said.contains("is a snapshot") && said.contains("--platform"),
+        "{said}"
+    );
+    // It has no memory that could come later.
+    let lazy = ["pull", "-q", "--lazy", "--name", "lazy", &long];
+    assert_eq!(remote.home.output(&lazy).ok(), "lazy\n");
+    let [lazy, work] = ["lazy", "work"].map(|name| fs::read(disk(&remote.home, name)).unwrap());
+    assert!(lazy == work);
     let push = ["push", "-q", "--compression", "none", "monday", &long];
     let said = remote.origin.output(&push).stderr();
     assert!(said.contains("--compression is for images"), "{said}");
@@ -398,6 +500,37 @@ fn a_sandbox_is_made_from_a_snapshot_of_a_registry_which_is_pulled_once() {
     let said = start(&remote.home, &remote.name("team/none"));
     assert!(said.contains("it has no such image or tag"), "{said}");
     assert!(start(&remote.home, "none").contains("no such snapshot"));
+}
+
+#[test]
+fn a_run_prints_what_is_to_be_known_of_a_disk_as_a_pull_does() {
+    let remote = Remote::new();
+    let path = remote.origin.path().join("damaged");
+    fs::write(&path, filesystem(&remote.origin)).unwrap();
+    // As a kernel marks a filesystem in which it has found errors.
+    let mut debugfs = Command::new("debugfs");
+    debugfs
+        .args(["-w", "-R", "set_super_value state 3"])
+        .arg(&path);
+    micabox_testing::run(&mut debugfs);
+    remote.import("monday", &fs::read(&path).unwrap());
+    remote.push("monday", "work:1");
+    let name = remote.name("work:1");
+    let words = "is marked as having errors";
+    let pulled = remote
+        .home
+        .output(&["pull", "-q", "--name", "pulled", &name]);
+    assert!(pulled.stderr().contains(words), "{}", pulled.stderr());
+    remote.home.output(&["snapshot", "rm", "pulled"]).ok();
+    // The second one finds the first one's.
+    for (lazy, is_said) in [("--lazy", true), ("--lazy=false", false)] {
+        let mut run = remote
+            .home
+            .mica(&["run", "--rm", lazy, "--from", &name, "true"]);
+        let output = run.env("MICABOX_GUEST", "/proc/none").output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said.contains(words), is_said, "{lazy}: {said}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `mica store serve`: the store's images, as other registries' clients see them.
 
+mod erofs;
 mod upstream;
 
 use std::fs;

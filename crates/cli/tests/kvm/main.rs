@@ -8,6 +8,7 @@ mod full_disk;
 mod host;
 mod layers;
 mod lazy;
+mod lazy_memory;
 mod memory;
 #[path = "../cli/network.rs"]
 mod network;
@@ -19,3 +20,4 @@ mod snapshot_registry;
 #[path = "../support/mod.rs"]
 mod support;
 mod upper_folder;
+mod verity;

@@ -79,7 +79,7 @@ fn writing(home: &Home) -> Running {
 }
 
 #[test]
-fn a_copy_of_a_running_sandboxs_disk_is_consistent() {
+fn copies_of_a_running_sandboxs_disk_are_consistent() {
     let home = Home::empty();
     let running = writing(&home);
     let numbers = || {

@@ -55,14 +55,7 @@ impl Remote {
 
     /// Makes a snapshot of the image `box`, with this disk.
     pub fn import(&self, name: &str, disk: &[u8]) {
-        let digest = self.origin.output(&["images", "--json"]).json()[0]["manifest_digest"].clone();
-        let file = self.origin.path().join("file");
-        let head = snapshot::snapshot(name, digest.as_str().unwrap(), disk.len());
-        snapshot::write(&file, &head, disk);
-        self.origin
-            .output(&["snapshot", "import", file.to_str().unwrap()])
-            .ok();
-        fs::remove_file(file).unwrap();
+        import(&self.origin, name, disk);
     }
 
     /// Pushes a snapshot. Returns what it printed.
@@ -214,6 +207,17 @@ impl Remote {
     }
 }
 
+/// Makes a snapshot of a store's only image, with this disk.
+pub fn import(home: &Home, name: &str, disk: &[u8]) {
+    let digest = home.output(&["images", "--json"]).json()[0]["manifest_digest"].clone();
+    let file = home.path().join("file");
+    let head = snapshot::snapshot(name, digest.as_str().unwrap(), disk.len());
+    snapshot::write(&file, &head, disk);
+    let imported = home.output(&["snapshot", "import", file.to_str().unwrap()]);
+    assert_eq!(imported.code(), 0, "{}", imported.stderr());
+    fs::remove_file(file).unwrap();
+}
+
 /// Returns the file of a snapshot's disk.
 pub fn disk(home: &Home, name: &str) -> PathBuf {
     home.store()
@@ -222,10 +226,15 @@ pub fn disk(home: &Home, name: &str) -> PathBuf {
 
 /// Makes a filesystem with a file of random bytes, and room.
 pub fn filesystem(home: &Home) -> Vec<u8> {
+    filesystem_with(home, 3 << 20)
+}
+
+/// Makes a filesystem with so many random bytes, and room.
+pub fn filesystem_with(home: &Home, size: usize) -> Vec<u8> {
     // Nothing compresses it: SplitMix64.
     let mut state = 7_u64;
     let mut random = Vec::new();
-    while random.len() < 3 << 20 {
+    while random.len() < size {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -3,33 +3,32 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Instant;
+
+use micabox_testing::run;
 
 use super::{Holding, Home, PATIENCE, assert_clean, image, wait};
 
 const MIB: usize = 1 << 20;
 
-/// A store on its own filesystem, with the image `box`; dropping it unmounts the filesystem.
-struct Small(Home);
+/// A small filesystem of its own for a store; dropping it unmounts it.
+pub struct SmallDisk(PathBuf);
 
-impl Small {
-    fn new() -> Self {
-        let home = Home::empty();
-        fs::create_dir(home.store()).unwrap();
-        let small = Self(home);
-        let mount = ["-t", "tmpfs", "-o", "size=96m", "tmpfs"];
-        small.run(Command::new("mount").args(mount));
-        small.0.load(&image::layers(), &image::config());
-        small
+impl SmallDisk {
+    /// Makes one for the store of a home, which has none yet.
+    pub fn new(home: &Home, size: &str) -> Self {
+        let disk = Self(home.store());
+        fs::create_dir(&disk.0).unwrap();
+        let options = format!("size={size},mode=700");
+        let mount = ["-t", "tmpfs", "-o", &options, "tmpfs"];
+        run(Command::new("mount").args(mount).arg(&disk.0));
+        disk
     }
 
-    fn run(&self, command: &mut Command) {
-        assert!(command.arg(self.0.store()).status().unwrap().success());
-    }
-
-    /// Fills the filesystem except for about `free` bytes.
-    fn fill(&self, free: usize) {
+    /// Fills it except for about `free` bytes.
+    pub fn fill(&self, free: usize) {
         let _ = fs::remove_file(self.filler());
         let mut filler = File::create(self.filler()).unwrap();
         // Until the filesystem is full.
@@ -38,22 +37,27 @@ impl Small {
         filler.set_len(length.saturating_sub(free as u64)).unwrap();
     }
 
-    fn make_room(&self) {
+    pub fn make_room(&self) {
         fs::remove_file(self.filler()).unwrap();
     }
 
-    fn filler(&self) -> std::path::PathBuf {
-        self.0.store().join("filler")
+    fn filler(&self) -> PathBuf {
+        self.0.join("filler")
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let _ = Command::new("umount")
-            .arg("-l")
-            .arg(self.0.store())
-            .status();
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
+}
+
+/// Makes a store on a small filesystem, with the image `box`.
+fn small() -> (SmallDisk, Home) {
+    let home = Home::empty();
+    let disk = SmallDisk::new(&home, "96m");
+    home.load(&image::layers(), &image::config());
+    (disk, home)
 }
 
 /// A `mica` with its stderr in a pipe.
@@ -89,8 +93,8 @@ impl Messages {
 /// The host's disk is full while the guest writes to its own: nothing fails, the sandbox can be
 /// frozen and stopped, and continues when there is room.
 pub fn writes_wait_for_room(backend: &str) {
-    let small = Small::new();
-    let home = &small.0;
+    let (small, home) = small();
+    let home = &home;
     let run = ["run", "--name", "it", "--backend", backend, "--net", "none"];
     // Generates a file of one letter, so that the command needs only memory meanwhile.
     let script =
@@ -139,8 +143,8 @@ pub fn writes_wait_for_room(backend: &str) {
 
 /// The end of a command is recorded although nothing can be written any more.
 pub fn an_end_is_recorded(backend: &str) {
-    let small = Small::new();
-    let home = &small.0;
+    let (small, home) = small();
+    let home = &home;
     let run = [
         "run",
         "-i",

@@ -1,6 +1,8 @@
 //! Containers of `--backend host`, and what is left of them.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -79,4 +81,23 @@ pub fn signal_holders(home: &Home, signal: Signal) -> usize {
         let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal);
     }
     holders.len()
+}
+
+/// Returns the same command, for which a file or directory is mounted at another place, which is made if it is missing.
+pub fn with_mount(command: &Command, from: &Path, at: &str) -> Command {
+    const MOUNT: &str = "mount --make-rprivate /; [ -e \"$1\" ] || mkdir -p \"$1\"; mount --bind \"$0\" \"$1\" && \
+                         shift && exec \"$@\"";
+    let mut inside = Command::new("unshare");
+    inside
+        .args(["--mount", "sh", "-c", MOUNT])
+        .arg(from)
+        .arg(at);
+    inside.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => inside.env(name, value),
+            None => inside.env_remove(name),
+        };
+    }
+    inside
 }

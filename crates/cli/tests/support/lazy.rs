@@ -39,7 +39,12 @@ impl Remote {
 
     /// Fetches what is needed to start.
     pub fn pull(&self) {
-        self.home.output(&["pull", "-q", "--lazy", &self.name]).ok();
+        self.pull_as(&self.name);
+    }
+
+    /// Fetches it under another name, as of a proxy in front of the registry.
+    pub fn pull_as(&self, name: &str) {
+        self.home.output(&["pull", "-q", "--lazy", name]).ok();
         assert_ne!(self.lazy(), 0);
     }
 

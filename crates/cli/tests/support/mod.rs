@@ -13,6 +13,7 @@ pub mod share;
 pub mod snapshot;
 pub mod trees;
 pub mod upper;
+pub mod verity;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -203,7 +204,7 @@ impl Home {
         // So is what holds an image for containers.
         wait_until_none("holders of images", || {
             // Those of layers, of trees, and a directory alone if its process was killed.
-            let names = ["mica-layers", "mica-lower"].into_iter();
+            let names = ["mica-layers", "mica-lower", "mica-memory"].into_iter();
             let processes = names.map(|name| (name, self.processes(name)));
             let processes: Vec<_> = processes.collect();
             let held = self.held_images().into_iter();

@@ -14,13 +14,7 @@ pub const READ: &str = "find /bin/busybox /srv -type f | sort | xargs md5sum";
 
 /// Makes a store with the image `box`, which is not packed yet.
 pub fn home() -> Home {
-    let mut state = 1_u32;
-    let random = std::iter::repeat_with(|| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 24) as u8
-    });
-    // Two bits of eight say nothing: a layer that hardly becomes smaller is not packed.
-    let random: Vec<u8> = random.map(|byte| byte & 0x3f).take(LENGTH).collect();
+    let random = random();
     let text = b"packed and read\n".repeat(LENGTH / 16);
     let mut layers = image::layers();
     layers.push(image::one_file("srv/random", &random));
@@ -28,6 +22,17 @@ pub fn home() -> Home {
     let home = Home::empty();
     home.load(&layers, &image::config());
     home
+}
+
+/// What `/srv/random` has.
+pub fn random() -> Vec<u8> {
+    let mut state = 1_u32;
+    let random = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    });
+    // Two bits of eight say nothing: a layer that hardly becomes smaller is not packed.
+    random.map(|byte| byte & 0x3f).take(LENGTH).collect()
 }
 
 /// Packs what is not in use. Returns how many layers are packed then.
@@ -52,7 +57,8 @@ pub fn damage(home: &Home) {
     file.write_all_at(&[0x5a; 4096], middle).unwrap();
 }
 
-fn files(directory: &Path) -> Vec<PathBuf> {
+/// Returns all files below a directory.
+pub fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
     let below = paths.flat_map(|path| {

@@ -121,6 +121,15 @@ impl<K: Boots> Builder<K> {
         self
     }
 
+    /// Sets whether the guest checks each block of the image that it reads, against a hash tree of the image's disk
+    /// (dm-verity). A block that is not what was pulled is an error of reading. The image is a disk then, with one merged
+    /// root, and all of it is here first; all else is [`Error::NotChecked`].
+    #[must_use]
+    pub fn verity(mut self, wanted: bool) -> Self {
+        self.start.spec.verity = wanted;
+        self
+    }
+
     /// Gives the virtual processors virtualisation and performance counters, where the host's have
     /// them, so that KVM works inside. A hostile guest then reaches more of the host's kernel. The
     /// sandbox can't be saved with its memory.

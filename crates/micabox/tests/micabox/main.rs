@@ -4,8 +4,11 @@ mod examples;
 mod guests;
 mod kinds;
 mod mutations;
+mod part_layers;
+mod part_memory;
 mod readme;
 mod sdk;
+mod servers;
 mod support;
 
 micabox_jail::run_if_worker_before_main!(&micabox::worker_kinds());

@@ -40,6 +40,8 @@ pub struct MachineJob {
     pub pmem: Vec<PmemRegion<FileRef>>,
     pub disks: Vec<Disk<FileRef>>,
     pub trees: Vec<Tree<RawFd>>,
+    /// The root of the store whose images' layers may not be whole.
+    pub store: PathBuf,
     pub has_network: bool,
     pub vsock: Option<Sockets>,
     pub shares: Vec<ShareJob>,

@@ -14,6 +14,7 @@ use micabox_vmm::{
 use tracing::info;
 
 use super::job::{MachineJob, Origin, Received, ShareJob};
+use super::parts::LayerServers;
 use crate::network::Link;
 
 /// How long a guest may take to boot: far more than it needs. If it hangs, the error only comes
@@ -107,6 +108,7 @@ impl MachineJob {
             pmem,
             disks,
             trees,
+            parts: Some(Arc::new(LayerServers { store: self.store })),
             network,
             vsock: self.vsock,
             shares,

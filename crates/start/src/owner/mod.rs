@@ -10,6 +10,7 @@
 mod job;
 mod log;
 mod machine;
+mod parts;
 mod sandbox;
 mod start;
 

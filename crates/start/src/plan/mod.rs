@@ -11,8 +11,9 @@
 //!
 //! Where a backend can map many files into one pmem region, all of pmem is that one region;
 //! otherwise every extent is a device. Pieces of one device are also partitions of a table around
-//! them (`packed.rs`).
+//! them (`packed.rs`). A merged disk may have its hash tree on another one (`checked.rs`).
 
+mod checked;
 mod of_base;
 mod packed;
 mod partitions;
@@ -27,7 +28,7 @@ use micabox_spec::{Root, Transport};
 use micabox_vmm::{Disk, FilesPerRegion, Limits, MachineFile, PmemRegion};
 use micabox_wire::{Device, Extent, Format, Lower, Range};
 
-pub use of_base::of_base;
+pub use of_base::{of_base, readers};
 use packed::Packed;
 use partitions::Table;
 

@@ -13,6 +13,7 @@ const ONE: Limits = Limits {
     snapshots: false,
     frame_header: false,
     vhost_user: false,
+    parts: false,
     own_kernel: true,
 };
 
@@ -26,6 +27,7 @@ fn file(number: u8, mib: u64) -> ImageFile {
         number: 0,
         length: mib * MIB,
         name: format!("/s/{number}"),
+        part: None,
     };
     // The plan doesn't read it.
     let file = std::fs::File::open("/dev/null").unwrap();

@@ -10,7 +10,7 @@ use micabox_state::Sandboxes;
 use micabox_vmm::{Disk, Limits, MachineFile};
 
 use super::Start;
-use crate::plan::{Plan, image_disk};
+use crate::plan::{Plan, image_disk, readers};
 
 impl Start {
     /// Adds a disk to the plan: the disk for changes, or the layer of patches of a sandbox whose
@@ -48,7 +48,8 @@ impl Start {
     pub(super) fn attach_disks(&self, plan: &mut Plan, limits: &Limits) -> Result<(), Error> {
         for (image, serial) in self.spec.setup.images() {
             let image = self.store.image_by_digest(&digest_of(image)?)?;
-            let disk = image_disk(&micabox_holders::open(&image)?, serial);
+            let files = micabox_holders::open(&image, readers(limits))?;
+            let disk = image_disk(&files, serial);
             plan.add_disk(disk, limits)?;
         }
         let volumes = self.spec.setup.volumes();

@@ -61,6 +61,7 @@ impl Start {
             pmem,
             disks,
             trees,
+            store: self.store.root().to_owned(),
             has_network: self.spec.network.is_some(),
             vsock: self.sockets(),
             shares: Vec::new(),

@@ -58,8 +58,7 @@ impl Start {
         if !limits.own_kernel {
             self.check_for_shared_kernel()?;
         }
-        let (plan, claim) =
-            plan::of_base(&self.base, self.spec.transport, self.spec.root, &limits)?;
+        let (plan, claim) = plan::of_base(&self.base, &self.spec, &limits)?;
         debug!(
             backend = backend.name(),
             transport = %plan.transport,
@@ -138,7 +137,7 @@ impl Start {
         if self.reattaches && machine.main().is_none() {
             return Err(Error::NothingRuns(name.clone()));
         }
-        memory::open_checked(name, directory, machine).map(Some)
+        memory::open_unpacked(&self.store, name, directory, machine).map(Some)
     }
 }
 

@@ -36,6 +36,9 @@ impl Start {
             () if self.spec.transport == Transport::Pmem => {
                 "maps no image as memory (--transport auto)"
             }
+            () if self.spec.verity => {
+                "checks nothing of what it reads: there is no disk (--verity)"
+            }
             () if self.spec.vsock.is_some() => "has no vsock",
             () if self.spec.machine.nested_virtualization => {
                 "has no processors that could be virtualised"

@@ -135,7 +135,10 @@ impl Start {
         debug!(size, is_copy = self.origin.is_some(), "making the disk");
         match &self.origin {
             None => upper::make_disk(&path, size, random()?, upper::LABEL)?,
-            Some(origin) => upper::copy_disk(&memory::disk(&origin.directory), &path)?,
+            Some(origin) => {
+                let original = memory::open_disk(&self.store, &origin.directory)?;
+                upper::copy_disk(&original, &memory::disk(&origin.directory), &path)?;
+            }
         }
         if !self.patches.is_empty() {
             patch::apply(&path, &self.base, &self.patches)?;

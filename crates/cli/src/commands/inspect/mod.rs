@@ -2,17 +2,18 @@
 
 mod docker;
 
-use micabox::{ErrorKind, SandboxRef, Sandboxes};
+use micabox::{ErrorKind, SandboxRef, Sandboxes, Snapshot};
 use micabox_image::store::{self, Image};
 use micabox_image::{Digest, Store};
 use serde_json::{Value, json};
 
+use super::snapshot;
 use crate::document::Document;
 use micabox_program::failure::{Failure, Outcome, print_all};
 use micabox_program::output::{print_json, write_stdout};
 use micabox_program::settings;
 
-/// Show everything about images or sandboxes, as JSON
+/// Show everything about images, sandboxes or snapshots, as JSON
 ///
 /// With --type or --format the documents are Docker's, for scripts and tools that read those.
 #[derive(Debug, clap::Args)]
@@ -33,7 +34,7 @@ pub struct Args {
     #[arg(short, long, hide = true)]
     size: bool,
 
-    /// Names, digests or IDs; a sandbox takes precedence over an image
+    /// Names, digests or IDs; a sandbox takes precedence over an image, and an image over a snapshot
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
 }
@@ -65,6 +66,7 @@ pub fn execute(args: &Args) -> Outcome {
                 all.push(docker::image(&image, &names, &config));
             }
             Ok(Found::Image(found)) => all.push(image(&store, &found)?),
+            Ok(Found::Snapshot(found)) => all.push(json!({"snapshot": snapshot::in_json(&found)})),
             // As with Docker, others are shown all the same.
             Err(failure) if is_dockers => failures.push(failure),
             Err(failure) => return Err(failure),
@@ -86,6 +88,7 @@ pub fn execute(args: &Args) -> Outcome {
 enum Found {
     Sandbox(Box<SandboxRef>),
     Image(Box<Image>),
+    Snapshot(Box<Snapshot>),
 }
 
 impl Args {
@@ -97,15 +100,25 @@ impl Args {
                 Err(error) => return Err(error.into()),
             }
         }
-        let image = store.image(name).map_err(|error| match error {
-            store::Error::NoImage { .. } if self.of.is_none() => Failure::of_kind(
-                ErrorKind::NotFound,
-                format!("no sandbox and no image is called {name}"),
-            )
-            .hint("`mica images` and `mica ps -a` list them"),
-            error => error.into(),
-        })?;
-        Ok(Found::Image(Box::new(image)))
+        let missing = match store.image(name) {
+            Ok(image) => return Ok(Found::Image(Box::new(image))),
+            Err(error @ store::Error::NoImage { .. }) => error,
+            Err(error) => return Err(error.into()),
+        };
+        if self.of.is_some() {
+            return Err(missing.into());
+        }
+        // Docker's documents have none.
+        if self.format.is_none()
+            && let Ok(snapshot) = sandboxes.snapshot(name)
+        {
+            return Ok(Found::Snapshot(Box::new(snapshot)));
+        }
+        Err(Failure::of_kind(
+            ErrorKind::NotFound,
+            format!("no sandbox, image or snapshot is called {name}"),
+        )
+        .hint("`mica images`, `mica ps -a` and `mica snapshot ls` list them"))
     }
 }
 
