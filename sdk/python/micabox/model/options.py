@@ -115,10 +115,12 @@ class Options(TypedDict, total=False):
     """How the image's bytes reach the machine: mapped memory or a disk. Default: `auto`, what boots faster."""
     root: Literal["merged", "stacked"]
     """Whether the layers are one filesystem or one each. Default: `merged`."""
+    verity: bool
+    """Whether the guest checks each block of the image that it reads; over a disk alone. Default: False."""
     pull: Literal["always", "missing", "never"]
     """When the registry is asked. Default: `missing`, or what the settings say."""
     lazy: bool
-    """Whether it starts before all of its image is here. Default: False, or what the settings say."""
+    """Whether it starts before all of its image, or of its snapshot's memory, is here. Default: False, or what the settings say."""
     platform: str
     """Platform of the image: `linux/amd64`. Default: this machine's."""
     init: bool

@@ -122,9 +122,11 @@ export interface SandboxOptions {
   transport?: "auto" | "pmem" | "blk" | (string & {});
   /** Whether the layers are one filesystem or one each. Default: `merged`. */
   root?: "merged" | "stacked" | (string & {});
+  /** Whether the guest checks each block of the image that it reads; over a disk alone. Default: `false`. */
+  verity?: boolean;
   /** When the registry is asked. Default: `missing`, or what the settings say. */
   pull?: "always" | "missing" | "never" | (string & {});
-  /** Whether it starts before all of its image is here. Default: `false`, or what the settings say. */
+  /** Whether it starts before all of its image, or of its snapshot's memory, is here. Default: `false`, or what the settings say. */
   lazy?: boolean;
   /** Platform of the image: `linux/amd64`. Default: this machine's. */
   platform?: string;
