@@ -1,7 +1,7 @@
 """containerd, as a peer of `mica pull`: built once, with a fresh state for every pull.
 
 Its EROFS differ needs a `mkfs.erofs` that reads archives as they come, without sorting
-their data (1.8.2). Where Debian's is older, that one is built as well.
+their data (1.8.2). Where the machine's is older, that of Debian unstable is built as well.
 """
 
 import contextlib
@@ -11,19 +11,16 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 
-from bench.measure import CACHE, Cost, Group
+from bench.measure import CACHE, REPOSITORY, Cost, Group
 
 VERSION = "v2.4.2"
 MODULE = "github.com/containerd/containerd/v2"
-EROFS_UTILS = "https://github.com/erofs/erofs-utils"
-EROFS_UTILS_TAG = "v1.9.3"
 PLACE = CACHE / "containerd"
 
-# What a pull needs; the rest only takes time to start.
-CONFIG = """\
+# What a pull to overlayfs needs; the rest only takes time to start.
+PLAIN = """\
 version = 3
 root = "{work}/root"
 state = "{work}/state"
@@ -32,6 +29,12 @@ disabled_plugins = [
 ]
 [grpc]
   address = "{work}/socket"
+"""
+
+# What a pull to EROFS images needs as well.
+CONFIG = (
+    PLAIN
+    + """\
 [plugins."io.containerd.service.v1.diff-service"]
   default = ["erofs", "walking"]
 [plugins."io.containerd.differ.v1.erofs"]
@@ -45,15 +48,18 @@ disabled_plugins = [
   snapshotter = "overlayfs"
   differ = "walking"
 """
+)
 
 
-def programs() -> pathlib.Path:
+def programs(*, has_erofs: bool = True) -> pathlib.Path:
     """The directory of containerd, ctr and mkfs.erofs, built if the cache lacks them."""
-    place = PLACE / f"{VERSION}-{EROFS_UTILS_TAG}"
-    if not (place / "mkfs.erofs").exists():
+    place = PLACE / VERSION
+    if not (place / "ctr").exists():
         shutil.rmtree(PLACE, ignore_errors=True)
         place.mkdir(parents=True)
         build_containerd(place)
+    if has_erofs and not (place / "mkfs.erofs").exists():
+        (place / "mkfs.erofs").unlink(missing_ok=True)
         build_mkfs(place)
     return place
 
@@ -69,18 +75,13 @@ def build_containerd(place: pathlib.Path) -> None:
 
 
 def build_mkfs(place: pathlib.Path) -> None:
-    """Makes `mkfs.erofs` the system's if that is new enough, else upstream's."""
+    """Makes `mkfs.erofs` the system's if that is new enough, else that of Debian unstable."""
     system = shutil.which("mkfs.erofs")
     if system and mkfs_version(system) >= (1, 8, 2):
         (place / "mkfs.erofs").symlink_to(system)
         return
-    print(f"building mkfs.erofs {EROFS_UTILS_TAG} (once)", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as source:
-        clone = ["git", "clone", "--quiet", "--depth", "1", "--branch", EROFS_UTILS_TAG]
-        subprocess.run([*clone, EROFS_UTILS, source], check=True)
-        script = "./autogen.sh && ./configure --disable-fuse && make -C lib && make -C mkfs"
-        subprocess.run(["sh", "-c", script], cwd=source, check=True, stdout=sys.stderr)
-        shutil.copy(pathlib.Path(source) / "mkfs" / "mkfs.erofs", place)
+    built = subprocess.check_output([REPOSITORY / "scripts" / "erofs-utils"], text=True).strip()
+    (place / "mkfs.erofs").symlink_to(pathlib.Path(built) / "mkfs.erofs")
 
 
 def mkfs_version(program: str | os.PathLike) -> tuple[int, ...]:
@@ -99,11 +100,11 @@ def version(*command: str | os.PathLike) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def daemon(group: Group, work: pathlib.Path):
-    """containerd with an empty state below `work`; gives the command line of its client."""
-    place = programs()
+def daemon(group: Group, work: pathlib.Path, *, has_erofs: bool = True, more: str = ""):
+    """containerd with an empty state below `work`, configured with `more`; gives the command line of its client."""
+    place = programs(has_erofs=has_erofs)
     config = work / "config.toml"
-    config.write_text(CONFIG.format(work=work))
+    config.write_text(((CONFIG if has_erofs else PLAIN) + more).format(work=work))
     environment = {**os.environ, "PATH": f"{place}:{os.environ['PATH']}"}
     client = [str(place / "ctr"), "--address", f"{work}/socket"]
     with (work / "log").open("w") as log:

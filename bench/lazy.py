@@ -1,24 +1,32 @@
 """A first start of an image that is not here, over a line of 100 Mbit/s and a round trip of 20 ms.
 
-    python3 -m bench.lazy [--rounds N]
+    python3 -m bench.lazy [--rounds N] [--starts]
 
 A registry has an image of some 430 MB as archives and as EROFS images. In an empty store, `python3 -c 'import json'`
 runs as a container of this machine's kernel: after all of the image was pulled, with `--lazy`, and with `--lazy` where
-the order of an earlier start is beside the image. What came over the line, to the program's end, is counted.
+the order of an earlier start is beside the image. What came over the line, to the program's end, is counted. Beside
+it, what others take for the same image over the same line (lazy_peers.py).
+
+Beside that, what a page costs that the server of layers has in its memory, by FUSE, and for a machine that asks for it:
+in memory that userfaultfd fills, and on a disk; not with `--starts`. As root.
 """
 
 import argparse
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
 import time
 from functools import partial
 
-from bench import layout, measure, mica, packed, report
+from bench import layout, lazy_peers, measure, mica, packed, report
 from bench.line import Line
 from bench.measure import CACHE, Cost
 from bench.served import links
+
+# Microseconds of a fault whose bytes are here.
+AIM = 10
 
 NAME = "bench.local/python"
 # Each way has a name of its own in the registry: an order is beside one of them.
@@ -35,7 +43,7 @@ def registry(*words: str) -> str:
 
 def merged(archive: pathlib.Path) -> None:
     """Python's packages, with what they have in /lib in /usr/lib, where the links of the last layer lead."""
-    source = packed.images()["set-0"][-1].path.with_suffix("")
+    source = packed.images(["set-0"])["set-0"][-1].path.with_suffix("")
     with tempfile.TemporaryDirectory(dir=packed.PLACE) as work:
         subprocess.run(["tar", "-xf", source, "-C", work], check=True)
         subprocess.run(["cp", "-a", f"{work}/lib/.", f"{work}/usr/lib"], check=True)
@@ -46,13 +54,13 @@ def merged(archive: pathlib.Path) -> None:
 def push(work: pathlib.Path, host: str) -> tuple[int, int]:
     """Puts the image into the registry, under a name for each way. Returns the sizes of its layers, packed and not."""
     store = work / "origin"
-    found = packed.images()
     python = packed.blob("python", merged)
-    blobs = [*found["set-5"], python, packed.blob("links", links)]
+    blobs = [*packed.images(["set-5"])["set-5"], python, packed.blob("links", links)]
     layout.write(work / "layout", blobs)
     mica.load(work / "layout", NAME, store)
     for name in NAMES.values():
         packed.command(store, "push", "-q", "--erofs", NAME, f"{host}/{name}")
+    lazy_peers.push(work / "layout", host, work)
     size = sum(file.stat().st_size for file in (store / "layers").rglob("*.erofs"))
     return sum(blob.path.stat().st_size for blob in blobs), size
 
@@ -92,9 +100,23 @@ def record(host: str, store: pathlib.Path) -> None:
     packed.command(store, "push", "-q", "--start-order", f"{host}/{NAMES['ordered']}")
 
 
+def pages() -> dict[str, list[str]]:
+    """What the examples of both faces of the server say."""
+    build = ["cargo", "run", "--release", "-q"]
+    ways = {
+        "fuse": ["-p", "micabox-layerfs", "--example", "faults"],
+        "asked": ["-p", "micabox-vmm", "--features", "test-kvm", "--example", "asked"],
+    }
+    said = {
+        way: subprocess.check_output([*build, *words], text=True) for way, words in ways.items()
+    }
+    return {way: text.splitlines() for way, text in said.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python3 -m bench.lazy")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--starts", action="store_true", help="not what a page costs")
     arguments = parser.parse_args()
     host = measure.machine()
     work = pathlib.Path(tempfile.mkdtemp(dir=CACHE))
@@ -107,15 +129,23 @@ def main() -> None:
             counts = {way: received(line, way, store) for way in NAMES}
             ways = {way: partial(start, line.host, way, store) for way in NAMES}
             costs = measure.interleave(ways, arguments.rounds)
+            peers = lazy_peers.compare(work, line, PROGRAM, arguments.rounds)
     finally:
         empty(work)
     result = {
         "rounds": arguments.rounds,
         "archives": archives,
         "size": size,
-        "received": counts,
-        "costs": {who: measure.summary(runs) for who, runs in costs.items()},
+        "received": counts | peers[1],
+        "costs": {who: measure.summary(runs) for who, runs in costs.items()} | peers[0],
+        "missing": peers[2],
     }
+    if not arguments.starts:
+        result["pages"] = pages()
+        asked = "\n".join(result["pages"]["asked"])
+        here = float(re.search(r"here, a part at a time: ([0-9.]+) us a fault", asked)[1])
+        verdict = "met" if here <= AIM else "missed"
+        print(f"lazy: a fault of what is here {here:.1f} us, aim {AIM} us: {verdict}")
     measure.save("lazy", host, result)
     report.write()
 

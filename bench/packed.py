@@ -1,22 +1,22 @@
 """A packed store: twenty images of Debian's packages over one base, three of them releases of the same application.
 
-    python3 -m bench.packed [--rounds N]
+    python3 -m bench.packed [--rounds N] [--quick]
 
-Space: the store whole and packed, beside the images' layers as a registry has them (gzip, each once), and beside borg
-and restic, which cut by content as well, of the layers' archives. One image alone: packed, beside its layers in gzip.
-Time: packing and unpacking all of it, beside `zstd -3` and `zstd -d` of the layers' images, and of borg and restic.
+Space: all files and directories of the store, whole and packed, in allocated blocks, beside the images' layers as a registry has them (gzip, each once), and beside what
+else keeps images or cuts by content (packed_peers.py). One image alone: packed, beside its layers in gzip. Time: packing
+and unpacking all of it, beside `zstd -3` and `zstd -d` of the layers' images, and of the peers. Snapshots of sandboxes
+and volumes: the same disks packed, one after the other.
 """
 
 import argparse
-import hashlib
-import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 
-from bench import layers, layout, measure, mica, report
+from bench import layers, layout, measure, mica, packed_peers, report
 from bench.measure import CACHE, Cost
 
 PLACE = CACHE / "packed"
@@ -44,6 +44,10 @@ SETS = [
 ]
 # Installed over python3 with pip.
 RELEASES = ["scipy==1.13.0", "scipy==1.13.1", "scipy==1.14.1"]
+
+NAMES = [f"set-{number}" for number in range(len(SETS))]
+NAMES += [f"release-{number}" for number in range(len(RELEASES))]
+QUICK = ["set-0", "set-1", "set-2", "release-0", "release-1"]
 
 
 def tar(tree: pathlib.Path, archive: pathlib.Path) -> None:
@@ -102,22 +106,23 @@ def blob(name: str, make) -> layout.Blob:
     return layout.Blob(packed, layers.sha256(packed), diff_id, f"{layout.LAYER}+gzip")
 
 
-def images() -> dict[str, list[layout.Blob]]:
+def images(names: Collection[str] | None = None) -> dict[str, list[layout.Blob]]:
+    """The layers of each image, bottom first; of all of them, unless they are named."""
     (PLACE / "debs").mkdir(parents=True, exist_ok=True)
-    bottom = blob("base", base)
+    wanted = NAMES if names is None else names
     found = {}
-    for number, names in enumerate(SETS):
-        top = blob(f"set-{number}", lambda archive, names=names: packages(names, archive))
-        found[f"set-{number}"] = [bottom, top]
+
+    def add(name: str, below: list[layout.Blob], make) -> None:
+        if name in wanted:
+            found[name] = [*below, blob(name, make)]
+
+    bottom = [blob("base", base)]
+    for number, words in enumerate(SETS):
+        add(f"set-{number}", bottom, lambda archive, words=words: packages(words, archive))
     for number, name in enumerate(RELEASES):
-        top = blob(f"release-{number}", lambda archive, name=name: release(name, archive))
-        found[f"release-{number}"] = [*found["set-0"], top]
+        python = [*bottom, blob("set-0", lambda archive: packages(SETS[0], archive))]
+        add(f"release-{number}", python, lambda archive, name=name: release(name, archive))
     return found
-
-
-def on_disk(path: pathlib.Path) -> int:
-    files = (file.lstat() for file in path.rglob("*"))
-    return sum(stat.st_blocks * 512 for stat in files)
 
 
 def command(store: pathlib.Path, *words: str) -> Cost:
@@ -125,72 +130,42 @@ def command(store: pathlib.Path, *words: str) -> Cost:
     return measure.run([mica.binary(), *words], env=environment, stdout=subprocess.DEVNULL)
 
 
-def layers_size(store: pathlib.Path) -> int:
-    """What layers take: images, or packs and lists, and the recipes that give archives back."""
-    return on_disk(store / "layers") + on_disk(store / "packs")
-
-
 def space(found: dict[str, list[layout.Blob]], work: pathlib.Path) -> dict:
     """Packs all images in one store, and some of them alone."""
     unique = {blob.digest: blob.path.stat().st_size for all_ in found.values() for blob in all_}
-    result = {"gzip": sum(unique.values()), "layers": len(unique)}
+    result = {"gzip": sum(unique.values()), "layers": len(unique), "images": len(found)}
     store = work / "store"
     for name, blobs in found.items():
         layout.write(work / "layout", blobs)
         mica.load(work / "layout", f"bench.local/{name}", store)
-    result["whole"] = layers_size(store)
+    result["whole"] = packed_peers.on_disk(store)
     command(store, "store", "pack", "--all")
-    result["packed"] = layers_size(store)
+    result["packed"] = packed_peers.on_disk(store)
     result["alone"] = {}
-    for name in ["set-0", "set-5", "set-6", "release-2"]:
+    for name in [name for name in ["set-0", "set-5", "set-6", "release-2"] if name in found]:
         alone = work / "alone"
         layout.write(work / "layout", found[name])
         mica.load(work / "layout", "bench.local/alone", alone)
         command(alone, "store", "pack", "--all")
         gzip = sum(blob.path.stat().st_size for blob in found[name])
-        result["alone"][name] = layers_size(alone) / gzip
+        result["alone"][name] = packed_peers.on_disk(alone) / gzip
         shutil.rmtree(alone)
-    return result
-
-
-def peers(found: dict[str, list[layout.Blob]], work: pathlib.Path) -> dict[str, dict]:
-    """What programs that cut by content as well make of the layers' archives, each archive once."""
-    archives = {blob.path.with_suffix("") for blobs in found.values() for blob in blobs}
-    archives = [str(path) for path in sorted(archives)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    secret = {**os.environ, "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes"}
-    secret |= {"RESTIC_PASSWORD": hashlib.sha256(b"bench").hexdigest(), "HOME": str(work)}
-    result = {}
-    for name, begin, add in [
-        (
-            "borg",
-            ["borg", "init", "-e", "none", f"{work}/borg"],
-            ["borg", "create", "-C", "zstd,3", f"{work}/borg::all", *archives],
-        ),
-        (
-            "restic",
-            ["restic", "-r", f"{work}/restic", "init"],
-            ["restic", "-r", f"{work}/restic", "backup", "--compression", "auto", *archives],
-        ),
-    ]:
-        if not shutil.which(name):
-            continue
-        subprocess.run(begin, check=True, env=secret, **quiet)
-        cost = measure.run(add, env=secret, **quiet)
-        result[name] = {"size": on_disk(work / name), "cpu": cost.cpu, "wall": cost.wall}
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python3 -m bench.packed")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round of five images")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds = 1
     host = measure.machine()
-    found = images()
+    found = images(QUICK if arguments.quick else NAMES)
     work = pathlib.Path(tempfile.mkdtemp(dir=CACHE))
     try:
         result = {"rounds": arguments.rounds, "space": space(found, work)}
-        result["peers"] = peers(found, work)
+        result["peers"] = packed_peers.compare(found, work)
         store = work / "store"
         names = [f"bench.local/{name}" for name in found]
         command(store, "store", "unpack", *names)
@@ -226,7 +201,7 @@ def main() -> None:
         result["bytes"] = sum(file.stat().st_blocks * 512 for file in files)
     finally:
         shutil.rmtree(work)
-    measure.save("packed", host, result)
+    measure.save("packed", host, result, is_partial=arguments.quick)
     report.write()
 
 
