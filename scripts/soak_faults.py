@@ -13,6 +13,7 @@ import threading
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+PATIENCE = 300  # seconds
 SETTINGS = "[transfer]\nattempts = 2\nconnect-timeout = 2\nidle-timeout = 2\nlongest-pause = 1\n"
 
 
@@ -20,19 +21,25 @@ class Repeated:
     """Something that is broken and mended again and again, until the end."""
 
     def __init__(self) -> None:
-        self.ends, self.count = threading.Event(), 0
+        self.ends, self.count, self.problem = threading.Event(), 0, None
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def run(self) -> None:
-        while not self.ends.wait(random.uniform(5, 20)):
-            self.break_it()
-            self.count += 1
-            self.ends.wait(random.uniform(1, 5))
-            self.mend()
+        try:
+            while not self.ends.wait(random.uniform(5, 20)):
+                self.break_it()
+                self.count += 1
+                self.ends.wait(random.uniform(1, 5))
+                self.mend()
+        except Exception as problem:  # noqa: BLE001
+            # Raised where this is ended.
+            self.problem = problem
 
     def end(self) -> None:
         self.ends.set()
         self.thread.join()
+        if self.problem:
+            raise self.problem
 
 
 class FullDisk(Repeated):
@@ -84,21 +91,24 @@ class Registry(Repeated):
     def mend(self) -> None:
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(["docker-registry", "serve", self.config], **silent)
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self.process.poll() is None:
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
                 return
             # Sleep: the interval between attempts to connect.
             time.sleep(0.1)
+        raise RuntimeError("docker-registry does not listen")
 
     def break_it(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def end(self) -> None:
-        super().end()
-        self.break_it()
+        try:
+            super().end()
+        finally:
+            self.break_it()
 
 
 def garbage(place: pathlib.Path, guest: pathlib.Path) -> pathlib.Path:

@@ -6,7 +6,7 @@ MICA=${MICA:-mica} BUSYBOX=${BUSYBOX:-/bin/busybox}
 dir=$(mktemp -d)
 export MICABOX_HOME=$dir/home
 trap 'cd /; rm -rf "$dir"' EXIT
-cd "$dir"
+cd "$dir" || exit
 mkdir -p root/bin
 cp "$BUSYBOX" root/bin/busybox
 for name in sh pwd; do ln -s busybox "root/bin/$name"; done

@@ -7,7 +7,7 @@ MICA=${MICA:-mica} BUSYBOX=${BUSYBOX:-/bin/busybox}
 dir=$(mktemp -d)
 export MICABOX_HOME=$dir/home
 trap '"$MICA" ps -aq | xargs -r "$MICA" rm -f >/dev/null 2>&1; rm -rf "$dir"' EXIT
-cd "$dir"
+cd "$dir" || exit
 mkdir -p root/bin
 cp "$BUSYBOX" root/bin/busybox
 for name in sh true sleep hostname; do ln -s busybox "root/bin/$name"; done

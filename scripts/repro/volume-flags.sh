@@ -49,6 +49,7 @@ make -v /dev/null:/etc/motd
 make --mount type=volume,dst=/anonymous
 make --mount "type=bind,src=$work/data,dst=/m,bind-recursive=disabled"
 make --mount type=volume,src=v,dst=/v,volume-driver=local
+# shellcheck disable=SC2088 # the tilde is the case
 "$MICA" create --name tilde -v '~/data:/m' repro/box:1 true >/dev/null 2>&1
 if [ -e '~' ]; then wrong "-v '~/data:/m'" 'made a folder called ~ here'; else good "-v '~/data:/m' makes no folder called ~"; fi
 exit $bad
