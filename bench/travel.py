@@ -164,6 +164,7 @@ CONTENDERS = {
     "mica pull": partial(pull, CONNECTIONS),
     "mica pull, one connection": partial(pull, 1),
     "mica load": load,
+    "containerd, EROFS": by_containerd,
 }
 
 
