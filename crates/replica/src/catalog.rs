@@ -15,6 +15,7 @@ use micabox_transfer::{NOTHING, start_order_artifact};
 
 use crate::blob::Source;
 use crate::converted::{Conversions, Converted, is_archives, is_converted};
+use crate::kept::{as_it_came, is_kept, kept_index, kept_index_of};
 use crate::problem::{Code, Problem};
 
 /// A manifest as it is served.
@@ -115,6 +116,11 @@ impl Catalog {
     /// A [`Problem`]: the store has no such image, or its layers can't be rebuilt.
     pub fn named(&self, reference: &Reference) -> Result<Published, Problem> {
         match self.store.image(&reference.to_string()) {
+            Ok(image) if is_kept(&self.store, &image.manifest_digest) => {
+                let published = self.published(&image.manifest_digest)?;
+                // Its registry may have an index under this name.
+                Ok(kept_index_of(&self.store, reference).unwrap_or(published))
+            }
             Ok(image) if self.with_erofs && is_archives(&image) => self.form(&image, Form::Both),
             Ok(image) => self.published(&image.manifest_digest),
             Err(store::Error::NoImage { .. }) => Err(Problem::new(
@@ -131,6 +137,14 @@ impl Catalog {
     ///
     /// A [`Problem`]: there is none.
     pub fn manifest(&self, digest: &Digest) -> Result<Published, Problem> {
+        if is_kept(&self.store, digest)
+            && let Ok(published) = self.published(digest)
+        {
+            return Ok(published);
+        }
+        if let Some(index) = kept_index(&self.store, digest)? {
+            return Ok(index);
+        }
         if let Some(published) = self.known_as(digest) {
             return Ok(published);
         }
@@ -141,7 +155,8 @@ impl Catalog {
         }
         let is_compressed = list.images.iter().any(|i| i.manifest_digest == *digest);
         let message = if is_compressed {
-            "the store has this image, but not its layers as they were compressed: ask for a tag"
+            "the store has this image, but not its layers as they were compressed: ask for a tag, or have blobs kept \
+             where it is pulled"
         } else {
             "the store has no manifest of this digest"
         };
@@ -199,12 +214,17 @@ impl Catalog {
         }
     }
 
-    /// Opens the layer's blob of this digest, if the store can rebuild it: an archive, or an EROFS image.
+    /// Opens the layer's blob of this digest, if it was kept or the store can rebuild it: an archive, or an EROFS image.
     ///
     /// # Errors
     ///
     /// A [`Problem`]: the store can't be read, or is damaged.
     pub fn blob(&self, digest: &Digest) -> Result<Option<Source>, Problem> {
+        let of_store =
+            |error: store::Error| Problem::ours("the blob can't be read", error.to_string());
+        if let Some(kept) = self.store.kept_blob(digest).map_err(of_store)? {
+            return Ok(Some(Source::Kept(kept)));
+        }
         if let Some(archive) = self.archive(digest)? {
             return Ok(Some(Source::Archive(Box::new(archive))));
         }
@@ -357,8 +377,12 @@ impl Catalog {
         let image = self.store.image_by_digest(manifest).map_err(of_store)?;
         let original = self.store.manifest(manifest).map_err(of_store)?;
         let config = self.store.config(manifest).map_err(of_store)?;
+        if is_kept(&self.store, manifest) {
+            self.note(*manifest, *manifest, image.config_digest);
+            return Ok(as_it_came(original, *manifest, MANIFEST_TYPE));
+        }
         if is_converted(&image) {
-            return self.as_it_came(&image, original);
+            return self.as_erofs(&image, original);
         }
         if let Some(layer) = image.layers.iter().find(|l| l.record.recipe.is_none()) {
             let message = format!(
@@ -380,7 +404,7 @@ impl Catalog {
     }
 
     /// Returns the manifest of an image that came as EROFS images, which are served as they came.
-    fn as_it_came(&self, image: &Image, original: Vec<u8>) -> Result<Published, Problem> {
+    fn as_erofs(&self, image: &Image, original: Vec<u8>) -> Result<Published, Problem> {
         let invalid = |error: String| Problem::new(Code::ManifestUnknown, error);
         let document = Document::parse(&original, None).map_err(|e| invalid(e.to_string()))?;
         let digest = image.manifest_digest;
@@ -398,11 +422,7 @@ impl Catalog {
             }
         }
         self.note(digest, digest, image.config_digest);
-        Ok(Published {
-            bytes: original.into(),
-            media_type: MANIFEST_TYPE.to_owned(),
-            digest,
-        })
+        Ok(as_it_came(original, digest, MANIFEST_TYPE))
     }
 
     /// Returns what is served of an image of archives that is converted.
