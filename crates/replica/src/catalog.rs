@@ -15,7 +15,7 @@ use micabox_transfer::{NOTHING, start_order_artifact};
 
 use crate::blob::Source;
 use crate::converted::{Conversions, Converted, is_archives, is_converted};
-use crate::kept::{as_it_came, is_kept, kept_index, kept_index_of};
+use crate::kept::{as_it_came, has_all, is_kept, kept_index, kept_index_of};
 use crate::problem::{Code, Problem};
 
 /// A manifest as it is served.
@@ -116,13 +116,20 @@ impl Catalog {
     /// A [`Problem`]: the store has no such image, or its layers can't be rebuilt.
     pub fn named(&self, reference: &Reference) -> Result<Published, Problem> {
         match self.store.image(&reference.to_string()) {
-            Ok(image) if is_kept(&self.store, &image.manifest_digest) => {
-                let published = self.published(&image.manifest_digest)?;
+            Ok(image) => {
+                let digest = image.manifest_digest;
                 // Its registry may have an index under this name.
-                Ok(kept_index_of(&self.store, reference).unwrap_or(published))
+                if has_all(&self.store, &digest)
+                    && let Some(index) = kept_index_of(&self.store, reference)
+                {
+                    // Its manifest is asked for next.
+                    return self.published(&digest).map(|_| index);
+                }
+                if self.with_erofs && is_archives(&image) && !is_kept(&self.store, &digest) {
+                    return self.form(&image, Form::Both);
+                }
+                self.published(&digest)
             }
-            Ok(image) if self.with_erofs && is_archives(&image) => self.form(&image, Form::Both),
-            Ok(image) => self.published(&image.manifest_digest),
             Err(store::Error::NoImage { .. }) => Err(Problem::new(
                 Code::ManifestUnknown,
                 format!("the store has no image {reference}"),
@@ -131,13 +138,25 @@ impl Catalog {
         }
     }
 
+    /// Returns of a document and its manifests those whose signatures matter now: an index that was kept names images of
+    /// other platforms too, whose signatures are asked for when they are pulled.
+    pub fn served_of(&self, mut manifests: Vec<Digest>) -> Vec<Digest> {
+        let document = manifests.first().copied();
+        let is_kept = |digest: &Digest| matches!(self.store.kept_index(digest), Ok(Some(_)));
+        if document.as_ref().is_some_and(is_kept) {
+            manifests
+                .retain(|digest| Some(*digest) == document || self.store.manifest(digest).is_ok());
+        }
+        manifests
+    }
+
     /// Returns the manifest that is served under this digest.
     ///
     /// # Errors
     ///
     /// A [`Problem`]: there is none.
     pub fn manifest(&self, digest: &Digest) -> Result<Published, Problem> {
-        if is_kept(&self.store, digest)
+        if has_all(&self.store, digest)
             && let Ok(published) = self.published(digest)
         {
             return Ok(published);
@@ -377,7 +396,7 @@ impl Catalog {
         let image = self.store.image_by_digest(manifest).map_err(of_store)?;
         let original = self.store.manifest(manifest).map_err(of_store)?;
         let config = self.store.config(manifest).map_err(of_store)?;
-        if is_kept(&self.store, manifest) {
+        if has_all(&self.store, manifest) {
             self.note(*manifest, *manifest, image.config_digest);
             return Ok(as_it_came(original, *manifest, MANIFEST_TYPE));
         }

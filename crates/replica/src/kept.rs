@@ -2,21 +2,34 @@
 
 use micabox_image::Store;
 use micabox_image::export::INDEX_TYPE;
-use micabox_image::manifest::Document;
+use micabox_image::manifest::{Document, Entry, Manifest, digest_of};
 use micabox_oci::json::{self, Json};
 use micabox_oci::{Digest, Reference};
 
 use crate::catalog::Published;
 use crate::problem::Problem;
 
-/// Returns whether the store can pass on all that the manifest of this digest names.
+/// Returns whether the store can pass on all that the manifest of this digest names, as it came.
+pub fn has_all(store: &Store, manifest: &Digest) -> bool {
+    parsed(store, manifest).is_some_and(|manifest| store.has_blobs_of(&manifest))
+}
+
+/// Returns whether a blob was kept for that. An image that was never compressed needs none.
 pub fn is_kept(store: &Store, manifest: &Digest) -> bool {
-    let Ok(manifest) = store.manifest(manifest) else {
-        return false;
+    let is_kept = |entry: &Entry| {
+        let digest = digest_of(entry, "manifest", "layer");
+        digest.is_ok_and(|digest| matches!(store.kept_blob(&digest), Ok(Some(_))))
     };
-    match Document::parse(&manifest, None) {
-        Ok(Document::Manifest(manifest)) => store.has_blobs_of(&manifest),
-        _ => false,
+    parsed(store, manifest).is_some_and(|manifest| {
+        store.has_blobs_of(&manifest) && manifest.layers.iter().any(is_kept)
+    })
+}
+
+fn parsed(store: &Store, manifest: &Digest) -> Option<Manifest> {
+    let bytes = store.manifest(manifest).ok()?;
+    match Document::parse(&bytes, None) {
+        Ok(Document::Manifest(manifest)) => Some(*manifest),
+        _ => None,
     }
 }
 

@@ -183,8 +183,10 @@ impl Replica {
     /// Asks for the signatures of an image that was pulled, those of its manifests that were not asked for before. One
     /// that can't be had now is asked for again when a client wants it.
     async fn learn_signatures(&self, upstream: &Upstream, image: &Reference, found: &Published) {
+        let manifests = found.manifests();
+        let signed = self.blocking(move |catalog| Ok(catalog.served_of(manifests)));
         let learn = async {
-            for manifest in found.manifests() {
+            for manifest in signed.await.unwrap_or_default() {
                 let Some(name) = signatures_name(image, &manifest) else {
                     return;
                 };

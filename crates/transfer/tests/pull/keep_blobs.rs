@@ -428,6 +428,7 @@ fn a_full_disk_is_an_error_that_names_it_and_leaves_no_half_of_an_image() {
     let disk = Mount::tmpfs("size=1m");
     let store = Store::open(&disk.path().join("store")).unwrap();
     let mut failures = 0;
+    // Retry: each time with a larger disk, until the image fits.
     for mebibytes in 1.. {
         let size = format!("remount,size={mebibytes}m");
         run(Command::new("mount").args(["-o", &size]).arg(disk.path()));
