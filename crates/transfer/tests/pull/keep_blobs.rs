@@ -11,7 +11,7 @@ use micabox_image::{Compression, Digest, Store};
 use micabox_testing::mounts::Mount;
 use micabox_testing::run;
 use micabox_transfer::{
-    Credentials, PullError, PullOptions, PullPolicy, PushOptions, pull_blocking, push_blocking,
+    Credentials, PullError, PullPolicy, PushOptions, pull_blocking, push_blocking,
 };
 
 use crate::image::{TestImage, TestLayer, index};
@@ -432,10 +432,7 @@ fn a_full_disk_is_an_error_that_names_it_and_leaves_no_half_of_an_image() {
     for mebibytes in 1.. {
         let size = format!("remount,size={mebibytes}m");
         run(Command::new("mount").args(["-o", &size]).arg(disk.path()));
-        let options = PullOptions {
-            ..puller.options.clone()
-        };
-        let pulled = pull_blocking(&store, &name, &options, puller.progress.clone());
+        let pulled = pull_blocking(&store, &name, &puller.options, puller.progress.clone());
         let report = Store::open(store.root()).unwrap().fsck(false).unwrap();
         assert!(report.is_clean(), "at {mebibytes} MiB: {report:?}");
         match pulled {
