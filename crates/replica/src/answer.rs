@@ -112,15 +112,12 @@ async fn find(
             let published = replica.named(reference, is_through_a_replica(request), client.address);
             Ok(manifest(request, published.await?))
         }
-        Asked::Manifest(digest) => {
-            let published = match replica.attachments.manifest(&digest) {
-                Some(attached) => attached,
-                None => {
-                    let found = replica.blocking(move |catalog| catalog.manifest(&digest));
-                    found.await?
-                }
-            };
-            Ok(manifest(request, published))
+        Asked::Manifest(name, digest) => {
+            // What is here is found whatever the repository is called.
+            let name = reference(name, "latest").map(|name| name.with_digest(digest));
+            let through = is_through_a_replica(request);
+            let published = replica.by_digest(digest, name, through, client.address);
+            Ok(manifest(request, published.await?))
         }
         Asked::Blob(digest) => send(replica, request, client, digest).await,
     }

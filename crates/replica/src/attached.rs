@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use micabox_ground::lock;
+use micabox_image::manifest::Document;
 use micabox_oci::{Digest, Reference};
 use micabox_transfer::Attached;
 use tokio::time::Instant;
@@ -77,6 +78,21 @@ impl Kept {
             let blobs = attached.blobs.values().map(Vec::len);
             attached.manifest.len() + blobs.sum::<usize>()
         })
+    }
+}
+
+/// Returns whether all blobs of an artifact are here.
+pub fn is_whole(attached: &Attached) -> bool {
+    match Document::parse(&attached.manifest, attached.media_type.as_deref()) {
+        Ok(Document::Index(_)) => true,
+        Ok(Document::Manifest(manifest)) => {
+            let mut entries = manifest.layers.iter().chain([&manifest.config]);
+            entries.all(|entry| {
+                let digest = entry.digest.parse::<Digest>();
+                digest.is_ok_and(|digest| attached.blobs.contains_key(&digest))
+            })
+        }
+        Err(_) => false,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Blobs of layers as they are sent: made in pieces, each when the client has taken the one before.
+//! Blobs of layers as they are sent: made or read in pieces, each when the client has taken the one before.
 
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use micabox_ground::lock;
 use micabox_image::export::RemadeReader;
-use micabox_image::store::LayerArchive;
+use micabox_image::store::{KeptBlob, LayerArchive};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::Report;
@@ -66,8 +66,10 @@ impl Drop for Transfer {
     }
 }
 
-/// A layer's blob that is made while it is sent.
+/// A layer's blob that is made, or read, while it is sent.
 pub enum Source {
+    /// A blob as it came, which is read from its begin on.
+    Kept(KeptBlob),
     /// An archive, which is read from its begin on.
     Archive(Box<LayerArchive>),
     /// An EROFS image, read from an offset on.
@@ -78,6 +80,7 @@ impl Source {
     /// Returns the blob's length in bytes.
     pub fn size(&self) -> u64 {
         match self {
+            Self::Kept(blob) => blob.size(),
             Self::Archive(archive) => archive.size(),
             Self::Erofs(reader, _) => reader.size(),
         }
@@ -86,6 +89,7 @@ impl Source {
     /// Returns the layer in words.
     fn name(&self) -> String {
         match self {
+            Self::Kept(blob) => format!("blob {}", blob.digest()),
             Self::Archive(archive) => format!("layer {}", archive.diff_id()),
             Self::Erofs(reader, _) => format!("EROFS image {}", reader.digest()),
         }
@@ -93,6 +97,10 @@ impl Source {
 
     fn skip(&mut self, bytes: u64) -> io::Result<()> {
         match self {
+            Self::Kept(blob) => {
+                blob.skip(bytes);
+                Ok(())
+            }
             Self::Archive(archive) => archive.skip(bytes),
             Self::Erofs(_, at) => {
                 *at += bytes;
@@ -102,19 +110,12 @@ impl Source {
     }
 
     /// Reads the next piece, of which the client wants `left` bytes and all that follow it. The last one of a whole
-    /// archive is only returned once its digest is right.
+    /// archive, or of a whole blob that was kept, is only returned once its digest is right.
     fn piece(&mut self, left: u64) -> io::Result<Bytes> {
         let wanted = left.min(PIECE) as usize;
         match self {
-            Self::Archive(archive) => {
-                let mut bytes = vec![0; wanted];
-                archive.read_exact(&mut bytes)?;
-                if left <= PIECE {
-                    // A range may end before the archive does, and then nothing is checked.
-                    archive.read(&mut [0]).map(drop)?;
-                }
-                Ok(bytes.into())
-            }
+            Self::Kept(blob) => checked(blob, wanted, left <= PIECE),
+            Self::Archive(archive) => checked(&mut **archive, wanted, left <= PIECE),
             Self::Erofs(reader, at) => {
                 let bytes = reader.read(*at, wanted)?;
                 if bytes.is_empty() {
@@ -125,6 +126,17 @@ impl Source {
             }
         }
     }
+}
+
+/// Reads so many bytes of what has its digest checked at its end.
+fn checked(source: &mut impl Read, wanted: usize, is_last: bool) -> io::Result<Bytes> {
+    let mut bytes = vec![0; wanted];
+    source.read_exact(&mut bytes)?;
+    if is_last {
+        // A range may end before that, and then nothing is checked.
+        source.read(&mut [0]).map(drop)?;
+    }
+    Ok(bytes.into())
 }
 
 /// A part of a blob that is sent.

@@ -15,6 +15,7 @@ use micabox_transfer::{NOTHING, start_order_artifact};
 
 use crate::blob::Source;
 use crate::converted::{Conversions, Converted, is_archives, is_converted};
+use crate::kept::{as_it_came, has_all, is_kept, kept_index, kept_index_of};
 use crate::problem::{Code, Problem};
 
 /// A manifest as it is served.
@@ -115,8 +116,20 @@ impl Catalog {
     /// A [`Problem`]: the store has no such image, or its layers can't be rebuilt.
     pub fn named(&self, reference: &Reference) -> Result<Published, Problem> {
         match self.store.image(&reference.to_string()) {
-            Ok(image) if self.with_erofs && is_archives(&image) => self.form(&image, Form::Both),
-            Ok(image) => self.published(&image.manifest_digest),
+            Ok(image) => {
+                let digest = image.manifest_digest;
+                // Its registry may have an index under this name.
+                if has_all(&self.store, &digest)
+                    && let Some(index) = kept_index_of(&self.store, reference)
+                {
+                    // Its manifest is asked for next.
+                    return self.published(&digest).map(|_| index);
+                }
+                if self.with_erofs && is_archives(&image) && !is_kept(&self.store, &digest) {
+                    return self.form(&image, Form::Both);
+                }
+                self.published(&digest)
+            }
             Err(store::Error::NoImage { .. }) => Err(Problem::new(
                 Code::ManifestUnknown,
                 format!("the store has no image {reference}"),
@@ -125,12 +138,32 @@ impl Catalog {
         }
     }
 
+    /// Returns of a document and its manifests those whose signatures matter now: an index that was kept names images of
+    /// other platforms too, whose signatures are asked for when they are pulled.
+    pub fn served_of(&self, mut manifests: Vec<Digest>) -> Vec<Digest> {
+        let document = manifests.first().copied();
+        let is_kept = |digest: &Digest| matches!(self.store.kept_index(digest), Ok(Some(_)));
+        if document.as_ref().is_some_and(is_kept) {
+            manifests
+                .retain(|digest| Some(*digest) == document || self.store.manifest(digest).is_ok());
+        }
+        manifests
+    }
+
     /// Returns the manifest that is served under this digest.
     ///
     /// # Errors
     ///
     /// A [`Problem`]: there is none.
     pub fn manifest(&self, digest: &Digest) -> Result<Published, Problem> {
+        if has_all(&self.store, digest)
+            && let Ok(published) = self.published(digest)
+        {
+            return Ok(published);
+        }
+        if let Some(index) = kept_index(&self.store, digest)? {
+            return Ok(index);
+        }
         if let Some(published) = self.known_as(digest) {
             return Ok(published);
         }
@@ -141,7 +174,8 @@ impl Catalog {
         }
         let is_compressed = list.images.iter().any(|i| i.manifest_digest == *digest);
         let message = if is_compressed {
-            "the store has this image, but not its layers as they were compressed: ask for a tag"
+            "the store has this image, but not its layers as they were compressed: ask for a tag, or have blobs kept \
+             where it is pulled"
         } else {
             "the store has no manifest of this digest"
         };
@@ -199,12 +233,17 @@ impl Catalog {
         }
     }
 
-    /// Opens the layer's blob of this digest, if the store can rebuild it: an archive, or an EROFS image.
+    /// Opens the layer's blob of this digest, if it was kept or the store can rebuild it: an archive, or an EROFS image.
     ///
     /// # Errors
     ///
     /// A [`Problem`]: the store can't be read, or is damaged.
     pub fn blob(&self, digest: &Digest) -> Result<Option<Source>, Problem> {
+        let of_store =
+            |error: store::Error| Problem::ours("the blob can't be read", error.to_string());
+        if let Some(kept) = self.store.kept_blob(digest).map_err(of_store)? {
+            return Ok(Some(Source::Kept(kept)));
+        }
         if let Some(archive) = self.archive(digest)? {
             return Ok(Some(Source::Archive(Box::new(archive))));
         }
@@ -357,8 +396,12 @@ impl Catalog {
         let image = self.store.image_by_digest(manifest).map_err(of_store)?;
         let original = self.store.manifest(manifest).map_err(of_store)?;
         let config = self.store.config(manifest).map_err(of_store)?;
+        if has_all(&self.store, manifest) {
+            self.note(*manifest, *manifest, image.config_digest);
+            return Ok(as_it_came(original, *manifest, MANIFEST_TYPE));
+        }
         if is_converted(&image) {
-            return self.as_it_came(&image, original);
+            return self.as_erofs(&image, original);
         }
         if let Some(layer) = image.layers.iter().find(|l| l.record.recipe.is_none()) {
             let message = format!(
@@ -380,7 +423,7 @@ impl Catalog {
     }
 
     /// Returns the manifest of an image that came as EROFS images, which are served as they came.
-    fn as_it_came(&self, image: &Image, original: Vec<u8>) -> Result<Published, Problem> {
+    fn as_erofs(&self, image: &Image, original: Vec<u8>) -> Result<Published, Problem> {
         let invalid = |error: String| Problem::new(Code::ManifestUnknown, error);
         let document = Document::parse(&original, None).map_err(|e| invalid(e.to_string()))?;
         let digest = image.manifest_digest;
@@ -398,11 +441,7 @@ impl Catalog {
             }
         }
         self.note(digest, digest, image.config_digest);
-        Ok(Published {
-            bytes: original.into(),
-            media_type: MANIFEST_TYPE.to_owned(),
-            digest,
-        })
+        Ok(as_it_came(original, digest, MANIFEST_TYPE))
     }
 
     /// Returns what is served of an image of archives that is converted.

@@ -18,8 +18,8 @@ pub enum Asked<'a> {
     Tags(&'a str),
     /// A manifest by a tag.
     Tag(&'a str, &'a str),
-    /// A manifest by its digest.
-    Manifest(Digest),
+    /// A manifest of a repository by its digest.
+    Manifest(&'a str, Digest),
     /// A blob.
     Blob(Digest),
 }
@@ -53,7 +53,9 @@ impl<'a> Asked<'a> {
         };
         match (kind, last) {
             ("tags", "list") => Ok(Self::Tags(name)),
-            ("manifests", last) if last.contains(':') => digest(last).map(Self::Manifest),
+            ("manifests", last) if last.contains(':') => {
+                digest(last).map(|digest| Self::Manifest(name, digest))
+            }
             ("manifests", tag) => Ok(Self::Tag(name, tag)),
             ("blobs", last) => digest(last).map(Self::Blob),
             _ => Err(unknown()),
@@ -84,7 +86,7 @@ mod tests {
             ),
             (
                 &format!("/v2/a/manifests/{digest}"),
-                format!("Ok(Manifest({digest:?}))"),
+                format!("Ok(Manifest(\"a\", {digest:?}))"),
             ),
             (
                 &format!("/v2/a/referrers/{digest}"),

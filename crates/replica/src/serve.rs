@@ -19,7 +19,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::answer::{self, Body};
-use crate::attached::Attachments;
+use crate::attached::{Attachments, is_whole};
 use crate::blob::Transfers;
 use crate::catalog::{Catalog, Published};
 use crate::problem::{Code, Problem};
@@ -132,11 +132,61 @@ impl Replica {
         }
     }
 
+    /// Returns a manifest or an index by its digest. One that is not here is pulled, by its name, if what is pulled is
+    /// kept as it came: an image of another platform too, and what is no image is passed on.
+    pub(crate) async fn by_digest(
+        &self,
+        digest: Digest,
+        name: Result<Reference, Problem>,
+        is_through_a_replica: bool,
+        address: IpAddr,
+    ) -> Result<Published, Problem> {
+        if let Some(attached) = self.attachments.manifest(&digest) {
+            return Ok(attached);
+        }
+        let here = self.blocking(move |catalog| catalog.manifest(&digest));
+        let missing = match here.await {
+            Err(problem) if problem.code == Code::ManifestUnknown => problem,
+            here => return here,
+        };
+        let upstream = self.upstream.as_ref();
+        let upstream = upstream.filter(|upstream| upstream.keeps_blobs() && !is_through_a_replica);
+        let (Some(upstream), Ok(name)) = (upstream, name) else {
+            return Err(missing);
+        };
+        if !upstream.pulls_from(&name) {
+            return Err(missing);
+        }
+        let fetched = upstream.fetch(self.catalog.store(), &name, address, false);
+        match fetched.await {
+            Ok(()) => {
+                let here = self.blocking(move |catalog| catalog.manifest(&digest));
+                let here = here.await?;
+                self.learn_signatures(upstream, &name, &here).await;
+                Ok(here)
+            }
+            Err(problem) if problem.code == Code::ManifestUnknown => {
+                // An attestation, for example, or an index without an image for this machine.
+                let Some(Ok(Some(artifact))) = upstream.attached(&name).await else {
+                    return Err(problem);
+                };
+                if !is_whole(&artifact) {
+                    return Err(problem);
+                }
+                self.attachments.keep(name, Some(artifact));
+                self.attachments.manifest(&digest).ok_or(problem)
+            }
+            Err(problem) => Err(problem),
+        }
+    }
+
     /// Asks for the signatures of an image that was pulled, those of its manifests that were not asked for before. One
     /// that can't be had now is asked for again when a client wants it.
     async fn learn_signatures(&self, upstream: &Upstream, image: &Reference, found: &Published) {
+        let manifests = found.manifests();
+        let signed = self.blocking(move |catalog| Ok(catalog.served_of(manifests)));
         let learn = async {
-            for manifest in found.manifests() {
+            for manifest in signed.await.unwrap_or_default() {
                 let Some(name) = signatures_name(image, &manifest) else {
                     return;
                 };

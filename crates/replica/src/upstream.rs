@@ -70,6 +70,8 @@ pub struct Upstream {
     pull: Puller,
     fetch: Fetcher,
     pulls: Mutex<HashMap<Reference, Pull>>,
+    /// Whether what is pulled is kept as it came.
+    keeps_blobs: bool,
     report: Report,
 }
 
@@ -99,9 +101,10 @@ impl fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    /// Pulls from these registries with these options, whatever their policy. `report` gets a line when a pull begins
-    /// and when it has ended. `None` without any registry.
+    /// Pulls from these registries with these options, whatever their policy. If the settings have blobs kept, images have
+    /// the digests of their registries here. `report` gets a line when a pull begins and when it has ended. `None` without any registry.
     pub fn new(registries: Vec<String>, options: PullOptions, report: Report) -> Option<Self> {
+        let keeps_blobs = options.settings.keep_blobs;
         let mut settings = Settings::clone(&options.settings);
         settings.transfer.attempts = settings.transfer.attempts.min(ATTEMPTS);
         settings.transfer.sends_via = true;
@@ -110,6 +113,8 @@ impl Upstream {
             policy: PullPolicy::Always,
             layers_from_elsewhere: false,
             lazy: false,
+            // Who asks for a digest has it from an index with images of all platforms.
+            any_platform: true,
             settings: Arc::new(settings),
             ..options
         });
@@ -125,8 +130,10 @@ impl Upstream {
                 Ok(image.manifest_digest)
             })
         };
-        (!registries.is_empty())
-            .then(|| Self::with(registries, Box::new(pull), Box::new(fetch), report))
+        (!registries.is_empty()).then(|| Self {
+            keeps_blobs,
+            ..Self::with(registries, Box::new(pull), Box::new(fetch), report)
+        })
     }
 
     fn with(registries: Vec<String>, pull: Puller, fetch: Fetcher, report: Report) -> Self {
@@ -140,8 +147,14 @@ impl Upstream {
             pull,
             fetch,
             pulls: Mutex::default(),
+            keeps_blobs: false,
             report,
         }
+    }
+
+    /// Returns whether what is pulled is kept as it came, so that its registry's digests are known here.
+    pub(crate) fn keeps_blobs(&self) -> bool {
+        self.keeps_blobs
     }
 
     /// Returns the registry of names that say none.

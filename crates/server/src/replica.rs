@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use micabox_replica::{Access, Replica, Report, Tls, Upstream};
-use micabox_transfer::PullOptions;
+use micabox_transfer::{PullOptions, Settings};
 use tokio::net::TcpListener;
 
 use micabox_program::failure::{Failure, Outcome};
@@ -89,7 +89,9 @@ fn warn(args: &ReplicaArgs, access: &Access, tls: Option<&Tls>) -> Result<(), Fa
 }
 
 fn upstream(args: &ReplicaArgs) -> Result<Option<Upstream>, Failure> {
-    let options = PullOptions::new(settings::settings()?);
+    let mut settings = Settings::clone(&*settings::settings()?);
+    settings.keep_blobs |= args.keep_blobs;
+    let options = PullOptions::new(Arc::new(settings));
     Ok(Upstream::new(args.pull_through.clone(), options, report()))
 }
 

@@ -94,8 +94,8 @@ async fn bring(
     let (store, reference) = (store.clone(), reference.clone());
     let name = move || {
         let origin = Origin {
-            document: named.digest,
             signers: store.signers(&by_digest)?,
+            ..Origin::from(&named.digest)
         };
         store.tag_resolved(&reference, &archives.manifest_digest, &origin)?;
         if !has_name {

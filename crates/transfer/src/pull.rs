@@ -2,25 +2,25 @@
 //! conversion, and publishes the image.
 
 mod error;
+mod keep;
 mod layer;
+mod layers;
 mod lazy;
 
 pub use error::PullError;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use micabox_oci::ImageConfiguration;
-use tokio::sync::{Semaphore, mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::sync::mpsc;
 
 use micabox_image::manifest::{self, Document, LayerSource, ManifestError, Search};
-use micabox_image::progress::{self, Event, Phase};
+use micabox_image::progress::{Event, Phase};
 use micabox_image::store::{self, Image, Layer, Origin};
 use micabox_image::{Digest, Platform, Progress, Reference, Store};
 use micabox_registry::{Credentials, Fetched, RegistryError, Repository};
 
-use self::layer::LayerTask;
+use self::keep::Trail;
 use self::lazy::Lazily;
 pub(crate) use crate::blocking::{blocking, joined};
 use crate::lazy::complete;
@@ -41,6 +41,8 @@ pub struct PullOptions {
     pub settings: Arc<Settings>,
     /// Registry credentials.
     pub credentials: Credentials,
+    /// Whether an image whose manifest is named by its digest may be for any platform.
+    pub any_platform: bool,
     /// Cancels the pull from elsewhere.
     pub cancellation: Cancellation,
     /// Whether a layer that its registry lacks may come from where the image's manifest says. Without it, the
@@ -58,6 +60,7 @@ impl PullOptions {
             policy: settings.pull_policy,
             lazy: settings.lazy,
             platform: None,
+            any_platform: false,
             settings,
             credentials: Credentials::from_environment(),
             cancellation: Cancellation::default(),
@@ -250,7 +253,8 @@ impl Pull<'_> {
             &self.progress,
         )?);
         let policy = self.options.settings.policy()?;
-        let (found, document) = self.find(&repository).await?;
+        let mut trail = Trail::default();
+        let (found, document) = self.find(&repository, &mut trail).await?;
         let mut origin = Origin::from(&document);
         if let Some(policy) = policy {
             let manifest = match &found {
@@ -265,6 +269,9 @@ impl Pull<'_> {
                 .judged
                 .signers(&policy, &repository, beside, [manifest, document]);
             origin.signers = signers.await?;
+        }
+        if self.keeps() {
+            origin.indexes = self.keep_indexes(trail).await?;
         }
         let found = match found {
             Found::New(image) => image,
@@ -283,7 +290,7 @@ impl Pull<'_> {
             layers = begun?;
             (order, early) = ahead.unzip();
         }
-        self.fetch(repository, layers).await?;
+        self.fetch(repository, &found.manifest, layers).await?;
 
         self.phase(Phase::Publishing);
         let (store, names) = (self.store.clone(), [self.reference.clone()]);
@@ -357,14 +364,18 @@ impl Pull<'_> {
     }
 
     /// Follows indexes to an image for the platform. Also returns the digest of the document that
-    /// has the name.
-    async fn find(&self, repository: &Repository) -> Result<(Found, Digest), PullError> {
+    /// has the name. `trail` gets the indexes that led to it.
+    async fn find(
+        &self,
+        repository: &Repository,
+        trail: &mut Trail,
+    ) -> Result<(Found, Digest), PullError> {
         let unusable = |source| self.unusable(source);
         let mut search = Search::new(self.wanted().await);
         let mut fetched = repository.named(&self.reference).await?;
         let resolved = fetched.digest;
         loop {
-            match self.read(repository, &mut search, fetched).await {
+            match self.read(repository, &mut search, trail, fetched).await {
                 Ok(Some(found)) => return Ok((found, resolved)),
                 Ok(None) => {}
                 Err(Unusable::Registry(error)) => return Err(error.into()),
@@ -390,14 +401,21 @@ impl Pull<'_> {
         &self,
         repository: &Repository,
         search: &mut Search,
+        trail: &mut Trail,
         fetched: Fetched,
     ) -> Result<Option<Found>, Unusable> {
         let manifest = match Document::parse(&fetched.bytes, fetched.media_type.as_deref())? {
-            Document::Index(index) => return Ok(search.index(&index).map(|()| None)?),
+            Document::Index(index) => {
+                trail.add(search.depth(), fetched.bytes);
+                return Ok(search.index(&index).map(|()| None)?);
+            }
             Document::Manifest(manifest) => manifest,
         };
+        trail.end(search.depth());
+        let is_any = self.options.any_platform && self.reference.digest() == Some(&fetched.digest);
         if let Some(config) = self.stored(fetched.digest).await
-            && search.image(&config)
+            && (search.image(&config) || is_any)
+            && self.has_all_to_keep(&manifest).await
         {
             return Ok(Some(Found::Stored(fetched.digest)));
         }
@@ -407,7 +425,7 @@ impl Pull<'_> {
             .blob("the config", &digest, descriptor.size)
             .await?;
         let config = manifest::parse_config(&bytes)?;
-        if !search.image(&config) {
+        if !search.image(&config) && !is_any {
             return Ok(None);
         }
         let limits = &self.options.settings.limits;
@@ -416,67 +434,6 @@ impl Pull<'_> {
             manifest: fetched.bytes,
             config: bytes,
         }))))
-    }
-
-    /// Fetches and converts every missing layer, a few at a time.
-    async fn fetch(
-        &self,
-        repository: Arc<Repository>,
-        layers: Vec<LayerSource>,
-    ) -> Result<(), PullError> {
-        let mut diff_ids = HashSet::new();
-        // Empty layers occur many times in one image.
-        let mut layers: Vec<_> = layers
-            .into_iter()
-            .filter(|layer| diff_ids.insert(layer.diff_id))
-            .collect();
-        if !self.options.layers_from_elsewhere {
-            layers.iter_mut().for_each(|layer| layer.urls.clear());
-        }
-        let moved: Vec<_> = layers
-            .iter()
-            .map(|layer| progress::Layer {
-                diff_id: layer.diff_id,
-                blob: layer.blob.clone(),
-            })
-            .collect();
-        self.progress.event(Event::Layers(&moved));
-
-        let settings = &self.options.settings;
-        let parallel = settings.parallel_layers.get().min(layers.len());
-        let slots = Arc::new(Semaphore::new(parallel));
-        let limits = Arc::new(settings.limits.shared_by(parallel));
-        let (cancel, cancelled) = watch::channel(false);
-        let mut tasks = JoinSet::new();
-        for layer in layers {
-            let task = LayerTask {
-                store: self.store.clone(),
-                repository: Arc::clone(&repository),
-                reference: self.reference.clone(),
-                limits: Arc::clone(&limits),
-                place: settings.conversion,
-                progress: Arc::clone(&self.progress),
-                cancelled: cancelled.clone(),
-                layer,
-            };
-            let slots = Arc::clone(&slots);
-            tasks.spawn(async move {
-                // The semaphore is never closed.
-                let _slot = slots.acquire_owned().await;
-                task.run().await
-            });
-        }
-        let mut outcome = Ok(());
-        while let Some(ended) = tasks.join_next().await {
-            if let Err(error) = joined(ended)
-                && outcome.is_ok()
-            {
-                outcome = Err(error);
-                // The other tasks end soon, and clean up in the store.
-                cancel.send_replace(true);
-            }
-        }
-        outcome
     }
 
     fn unusable(&self, source: ManifestError) -> PullError {

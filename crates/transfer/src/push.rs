@@ -28,7 +28,7 @@ use crate::{Settings, threads};
 /// Options of a push.
 #[derive(Debug, Clone)]
 pub struct PushOptions {
-    /// Compression of layers whose original blobs the registry doesn't have.
+    /// Compression of layers whose original blobs neither the registry nor the store has.
     pub compression: Compression,
     /// Whether the layers are sent as EROFS images as well, as a second manifest of the same tag.
     pub erofs: bool,
@@ -145,7 +145,7 @@ pub fn push_blocking(
 
 /// Pushes the image that `name` refers to, to `destination` or, by default, to its own reference.
 ///
-/// A layer whose original blob the registry has is not packed again; if that is true of all
+/// A layer whose original blob the registry has, or the store has kept, is not packed again; if that is true of all
 /// layers, the manifest is the original as well. Dropping the future cancels the push.
 ///
 /// # Errors
@@ -458,6 +458,9 @@ impl Push {
                     Mounted::No(url) => address = url.or(address),
                 }
             }
+            if let Some(kept) = self.kept(original).await? {
+                return self.send(kept, &layer.diff_id, address).await;
+            }
         }
         let packed = self.pack(layer).await?;
         self.send(packed, &layer.diff_id, address).await
@@ -480,6 +483,20 @@ impl Push {
             .await?;
         self.event(id, LayerState::Done);
         Ok((blob, false))
+    }
+
+    /// Returns a blob that the store has kept as it came.
+    async fn kept(&self, blob: &Descriptor) -> Result<Option<Packed>, PushError> {
+        let (store, blob) = (self.store.clone(), blob.clone());
+        let kept = move || -> Result<_, store::Error> {
+            let kept = store.kept_blob(&blob.digest)?;
+            let Some(kept) = kept.filter(|kept| kept.size() == blob.size) else {
+                return Ok(None);
+            };
+            let file = kept.check()?;
+            Ok(Some(Packed { file, blob }))
+        };
+        Ok(blocking(kept).await?)
     }
 
     /// Packs a layer's blob into an unnamed file.

@@ -76,6 +76,9 @@ pub struct Settings {
     pub peers: Vec<Mirror>,
     /// Whether of an image in both forms that of EROFS images is pulled, unless a platform is asked for.
     pub prefer_erofs: bool,
+    /// Whether pulls keep images' blobs as they came, and the indexes that led to them, so that others can have the images
+    /// from this store under their registries' digests. Lazy pulls keep nothing.
+    pub keep_blobs: bool,
     /// The file that says which images may be used (containers-policy.json(5)); without it all may. [`Settings::load`]
     /// finds the user's or the system's where none is named.
     pub policy: Option<PathBuf>,
@@ -110,6 +113,7 @@ impl Default for Settings {
             make_whole: true,
             peers: Vec::new(),
             prefer_erofs: false,
+            keep_blobs: false,
             policy: None,
             sigstore_bundles: false,
             registries_d: None,
@@ -293,6 +297,7 @@ mod tests {
         assert_eq!(example.peers, example.for_registries().peers);
         assert_eq!(example.peers[1].registry, "10.0.0.8:5000");
         assert!(example.prefer_erofs && !defaults.prefer_erofs);
+        assert!(example.keep_blobs && !defaults.keep_blobs);
         assert!(example.sigstore_bundles && !defaults.sigstore_bundles);
         assert_eq!(example.pack_unused_days, Some(14));
         assert!(example.fs_verity && defaults.fs_verity);

@@ -32,7 +32,7 @@ use micabox_program::{bars, settings};
 /// gives the image a second tag, of such a stack alone, with nearly all blobs in common.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Compression of layers that the registry lacks: gzip, zstd or none
+    /// Compression of layers that the registry lacks, and of which no blob was kept: gzip, zstd or none
     #[arg(long, value_name = "HOW", default_value_t)]
     compression: Compression,
 

@@ -141,6 +141,10 @@ fn df(store: &Store, json: bool) -> Outcome {
             format!("layers here in part: {}", usage.lazy_layers),
             usage.lazy_size,
         ),
+        (
+            format!("blobs kept as they came: {}", usage.kept_blobs),
+            usage.kept_blobs_size,
+        ),
         ("merged metadata".into(), usage.metadata_size),
         ("warm templates".into(), usage.templates_size),
         ("imports under way or killed".into(), usage.temporary_size),
@@ -169,6 +173,9 @@ fn prune(store: &Store, options: PruneOptions, json: bool) -> Outcome {
     }
     for digest in &pruned.layers {
         text.push_str(&format!("layer  {digest}\n"));
+    }
+    for digest in &pruned.blobs {
+        text.push_str(&format!("blob   {digest}\n"));
     }
     if pruned.templates > 0 {
         text.push_str(&format!("{}\n", counted(pruned.templates, "warm template")));
@@ -228,6 +235,9 @@ fn fsck(store: &Store, options: &FsckOptions, json: bool) -> Outcome {
         (count, false) => format!("{count} damaged"),
     };
     let mut checked = vec![counted(layers, "layer"), counted(images, "image")];
+    if report.blobs > 0 {
+        checked.push(counted(report.blobs, "kept blob"));
+    }
     if report.files > 0 {
         checked.push(counted(report.files, "packed disk or memory"));
     }

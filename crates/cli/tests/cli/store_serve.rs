@@ -1,6 +1,7 @@
 //! `mica store serve`: the store's images, as other registries' clients see them.
 
 mod erofs;
+mod keep_blobs;
 mod upstream;
 
 use std::fs;

@@ -114,8 +114,12 @@ pub fn check_kind(layer: &Layer, expect: &Expect) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks the size and the digest of a blob whose layer the store has.
-pub(crate) fn check_blob(source: impl Read, expect: &Expect) -> Result<(), Error> {
+/// Checks the size and the digest of a blob whose layer the store has, or that is no layer.
+///
+/// # Errors
+///
+/// [`Error`]: it is another blob, or can't be read.
+pub fn check_blob(source: impl Read, expect: &Expect) -> Result<(), Error> {
     source::read(source, Expected::all(expect)).map_err(|reason| expect.error(reason))
 }
 

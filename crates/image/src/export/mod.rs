@@ -1,6 +1,6 @@
 //! Exports images from the store: packs layers anew, and rewrites manifests accordingly.
 //!
-//! The store keeps no blobs, so a layer's archive is rebuilt from its image and its recipe, and
+//! Unless it was told to, the store keeps no blobs, so a layer's archive is rebuilt from its image and its recipe, and
 //! compressed anew. Archive and diff ID stay the same, and so do the config and the image; the
 //! blob's digest changes with the compression, and with it the manifest's.
 

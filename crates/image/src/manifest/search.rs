@@ -111,6 +111,12 @@ impl Search {
         }
     }
 
+    /// Returns how many indexes have led to the document that `next_document` returned last: none to the first one.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
     /// Returns the document to read next. If there is none left, the search has failed, and the
     /// error is the reason.
     ///

@@ -1,6 +1,7 @@
 //! Checks everything in the store, and removes what is damaged.
 
 mod images;
+mod kept;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -49,7 +50,7 @@ impl Store {
     }
 
     /// Checks the whole store: hashes every layer and its recipe, and checks its structure, every
-    /// image's documents, merged metadata and layers, every name and lease.
+    /// image's documents, merged metadata and layers, every kept blob, every name and lease.
     ///
     /// # Errors
     ///
@@ -100,6 +101,9 @@ impl Fsck<'_> {
         }
         for file in reachability.files.values() {
             self.file(file)?;
+        }
+        for (digest, blob) in &reachability.kept {
+            self.kept(digest, blob)?;
         }
         self.unsealed();
         for dangling in &reachability.dangling_tags {

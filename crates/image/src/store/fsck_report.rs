@@ -11,6 +11,8 @@ pub struct FsckReport {
     pub layers: usize,
     /// Images that were checked.
     pub images: usize,
+    /// Blobs that are kept as they came, and indexes, that were checked.
+    pub blobs: usize,
     /// Disks and memories of snapshots and volumes that are packed, and were checked.
     pub files: usize,
     /// Bytes that were hashed.
@@ -61,6 +63,8 @@ pub enum Repair {
     RemoveList,
     /// Nothing is removed: what is packed is a snapshot's or a volume's, which no pull brings again.
     Keep,
+    /// Removes the blob that was kept as it came.
+    RemoveBlob,
     /// Removes the trimmed view of an image.
     RemoveView,
     /// Removes the hash tree of an image's disk.
@@ -82,6 +86,9 @@ impl std::fmt::Display for Repair {
             Self::RemoveList => "remove the packed form; the layer or the file stays",
             Self::Keep => {
                 "change nothing: remove the snapshot or the volume if you can do without it"
+            }
+            Self::RemoveBlob => {
+                "remove the blob, which the next pull that keeps blobs brings again; the image stays"
             }
             Self::RemoveView => "remove the trimmed view, which the next start makes again",
             Self::RemoveTree => {

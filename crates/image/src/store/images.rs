@@ -284,7 +284,7 @@ impl Store {
         }
         drop(lock);
         for reference in references {
-            self.write_tag(reference, &digest, &origin.signers)?;
+            self.write_tag(reference, &digest, origin)?;
         }
         self.load(ImageName {
             reference: references.first().cloned(),

@@ -77,6 +77,11 @@ impl Layout {
         self.sharded("blobs", blob, ".json")
     }
 
+    /// Returns the path of a blob that is kept as it came.
+    pub fn kept_blob(&self, blob: &Digest) -> PathBuf {
+        self.sharded("blobs", blob, ".blob")
+    }
+
     /// Returns the directory of an image.
     pub fn image(&self, manifest: &Digest) -> PathBuf {
         self.images().join(manifest.hex())

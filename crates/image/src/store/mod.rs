@@ -9,6 +9,7 @@
 //! layers/sha256/<xx>/<diff ID>.lazy    of a layer of which only a part is here, with .blob and .metadata
 //! layers/sha256/<xx>/<diff ID>.json    its metadata; a layer without it doesn't exist
 //! blobs/sha256/<xx>/<blob>.json        the layer that a blob contains
+//! blobs/sha256/<xx>/<blob>.blob        a blob as it came, or an index that led to an image, if they are kept
 //! images/sha256/<manifest>/            manifest.json, config.json, image.json, fsmeta.erofs,
 //!                                      fixup.erofs, disk.vmdk
 //! images/sha256/<manifest>/order.json  the order in which a start read its layers, if they were not here
@@ -37,6 +38,7 @@ mod fsck_report;
 mod image;
 mod image_record;
 mod images;
+mod kept;
 mod last_use;
 mod layer_archive;
 mod layers;
@@ -72,6 +74,7 @@ pub use fsck::FsckOptions;
 pub use fsck_report::{Finding, FsckReport, Repair};
 pub use image::{Fixup, Image};
 pub use images::ImageSummary;
+pub use kept::KeptBlob;
 pub use layer_archive::LayerArchive;
 pub use layers::{Claim, Layer, LayerClaim, LayerRecord, PADDING, RecipeRecord};
 pub use lazy::{CompleteError, LazyClaim, LazyLayer, LazyRecord};

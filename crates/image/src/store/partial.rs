@@ -3,7 +3,8 @@
 //!
 //! Each is a file in `tmp`, named by the blob's digest and locked while a pull uses it. Its bytes
 //! are not trusted: the blob's digest is computed over them and the rest, and a pull that finds it
-//! wrong starts over without them.
+//! wrong starts over without them. Of a blob that is to be [kept](super::KeptBlob), the file gets its place once all of
+//! it is here and right.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
@@ -15,7 +16,7 @@ use micabox_ground::locked::{Locked, Mode};
 
 use super::Store;
 use super::durable;
-use super::error::Result;
+use super::error::{Context, Error, Result, explain};
 use micabox_oci::Digest;
 
 const SUFFIX: &str = ".blob";
@@ -33,6 +34,18 @@ pub struct Partial {
     path: PathBuf,
     /// Bytes in the file, which are the blob's first ones.
     length: u64,
+    end: End,
+}
+
+/// What becomes of a blob's start once all of the blob was read and found right.
+#[derive(Debug)]
+enum End {
+    /// It is removed.
+    Dropped,
+    /// It gets this place.
+    Kept(PathBuf),
+    /// It has its place already.
+    Stays,
 }
 
 impl Store {
@@ -48,13 +61,55 @@ impl Store {
         options.read(true).write(true).create(true).truncate(false);
         let file = options.mode(0o600).open(&path).ok()?;
         let file = Locked::attempt(file, Mode::Exclusive).ok()??;
-        let mut length = file.file().metadata().ok()?.len();
-        if length > size {
-            // Too long to be the start of this blob.
-            file.file().set_len(0).ok()?;
-            length = 0;
+        // One that was kept meanwhile is another file by now.
+        if !file.is_at(&path).ok()? {
+            return None;
         }
-        Some(Partial { file, path, length })
+        let length = length_within(&file, size).ok()?;
+        Some(Partial {
+            file,
+            path,
+            length,
+            end: End::Dropped,
+        })
+    }
+
+    /// Opens the start of a blob of `size` bytes that is to be kept, which may be empty or all of it. Waits while another
+    /// pull has it. The caller must hold the shared lock.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the disk.
+    pub fn partial_to_keep(&self, blob: &Digest, size: u64) -> Result<Partial> {
+        let place = self.layout.kept_blob(blob);
+        let path = self.layout.tmp().join(blob.hex() + SUFFIX);
+        loop {
+            if fs::metadata(&place).is_ok_and(|kept| kept.len() == size) {
+                let file = fs::File::open(&place).context("open", &place)?;
+                let file = Locked::wait(file, Mode::Shared).context("lock", &place)?;
+                return Ok(Partial {
+                    file,
+                    path: place,
+                    length: size,
+                    end: End::Stays,
+                });
+            }
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false);
+            let file = options.mode(0o600).open(&path).context("open", &path)?;
+            let file = Locked::wait(file, Mode::Exclusive).context("lock", &path)?;
+            // Another pull has given it its place, or removed it.
+            if !file.is_at(&path).context("look at", &path)? {
+                continue;
+            }
+            let length = length_within(&file, size).context("look at", &path)?;
+            return Ok(Partial {
+                file,
+                path,
+                length,
+                end: End::Kept(place),
+            });
+        }
     }
 
     /// Removes starts of blobs that are too old or too many. The caller must hold the shared lock.
@@ -89,6 +144,16 @@ impl Store {
     }
 }
 
+/// Returns a file's length, after emptying it if it is too long to be the start of a blob of `size` bytes.
+fn length_within(file: &Locked, size: u64) -> io::Result<u64> {
+    let length = file.file().metadata()?.len();
+    if length <= size {
+        return Ok(length);
+    }
+    file.file().set_len(0)?;
+    Ok(0)
+}
+
 /// Removes a file that no pull uses.
 fn remove_idle(path: &Path) {
     if let Ok(file) = OpenOptions::new().write(true).open(path)
@@ -106,6 +171,10 @@ impl Partial {
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if matches!(self.end, End::Stays) {
+            // What comes behind all of it belongs to no blob.
+            return Ok(());
+        }
         self.file.file().write_all_at(bytes, self.length)?;
         self.length += bytes.len() as u64;
         Ok(())
@@ -114,11 +183,30 @@ impl Partial {
     fn remove(&self) {
         let _ = fs::remove_file(&self.path);
     }
+
+    /// Ends a blob that was read and found right.
+    fn complete(&mut self) -> Result<()> {
+        match std::mem::replace(&mut self.end, End::Stays) {
+            End::Dropped => self.remove(),
+            End::Stays => {}
+            End::Kept(place) => {
+                let synced = self.file.file().sync_all();
+                let kept = synced
+                    .context("sync", &self.path)
+                    .and_then(|()| durable::publish(&self.path, &place));
+                if kept.is_err() {
+                    self.remove();
+                }
+                kept?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        if self.length == 0 {
+        if self.length == 0 && !matches!(self.end, End::Stays) {
             self.remove();
         }
     }
@@ -131,6 +219,8 @@ pub struct Keeping<R> {
     kept: u64,
     again: u64,
     rest: R,
+    /// Why the blob can't be kept that is to be.
+    failed: Option<Error>,
 }
 
 impl<R> Keeping<R> {
@@ -141,10 +231,26 @@ impl<R> Keeping<R> {
             again: 0,
             partial,
             rest,
+            failed: None,
         }
     }
 
-    /// Ends the blob. Its start stays only if `keep`: another pull may continue from there then.
+    /// Ends the blob, of which all was read and found right: it is kept if it is to be.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the disk; nothing is kept then.
+    pub fn complete(mut self) -> Result<()> {
+        self.partial.as_mut().map_or(Ok(()), Partial::complete)
+    }
+
+    /// Returns why the blob can't be kept, if that is why a read failed.
+    pub fn failure(&mut self) -> Option<Error> {
+        self.failed.take()
+    }
+
+    /// Ends a blob that was not read to its end, or is wrong. Its start stays only if `keep`: another pull may continue
+    /// from there then.
     pub fn end(self, keep: bool) {
         if let Some(partial) = &self.partial
             && !keep
@@ -173,11 +279,18 @@ impl<R: Read> Read for Keeping<R> {
         }
         let count = self.rest.read(buffer)?;
         if let Some(partial) = &mut self.partial
-            && partial.append(&buffer[..count]).is_err()
+            && let Err(error) = partial.append(&buffer[..count])
         {
-            // On a full disk the start of a blob is dispensable.
             partial.remove();
-            self.partial = None;
+            let error = explain(error, "write", &partial.path);
+            // On a full disk the start of a blob is dispensable, unless all of it is to be kept.
+            if let Some(Partial {
+                end: End::Kept(_), ..
+            }) = self.partial.take()
+            {
+                self.failed = Some(error);
+                return Err(io::Error::other("the blob can't be kept"));
+            }
         }
         Ok(count)
     }
@@ -201,8 +314,56 @@ mod tests {
         let mut keeping = Keeping::new(partial, rest);
         let mut all = Vec::new();
         keeping.read_to_end(&mut all).unwrap();
-        keeping.end(keep);
+        if keep {
+            keeping.end(true);
+        } else {
+            keeping.complete().unwrap();
+        }
         all
+    }
+
+    #[test]
+    fn a_blob_that_is_kept_gets_its_place_when_all_of_it_is_here() {
+        let (_directory, store) = store();
+        for bytes in [&b"small"[..], b""] {
+            let (digest, size) = (Digest::of(bytes), bytes.len() as u64);
+            let to_keep = || store.partial_to_keep(&digest, size).unwrap();
+            let (first, rest) = bytes.split_at(bytes.len() / 2);
+            assert_eq!(read(Some(to_keep()), first, true), first);
+            assert!(!store.has_blob(&digest, size));
+            let partial = to_keep();
+            assert_eq!(partial.length(), first.len() as u64);
+            let waiting = std::thread::scope(|scope| {
+                // It waits for the other one, and finds what that has kept.
+                let waiting = scope.spawn(to_keep);
+                assert_eq!(read(Some(partial), rest, false), bytes);
+                waiting.join().unwrap()
+            });
+            assert_eq!(waiting.length(), size);
+            assert_eq!(read(Some(waiting), b"", false), bytes);
+            assert!(store.has_blob(&digest, size) && !store.has_blob(&digest, size + 1));
+            assert!(store.partials().unwrap().is_empty());
+            let mut kept = Vec::new();
+            let mut blob = store.kept_blob(&digest).unwrap().unwrap();
+            blob.read_to_end(&mut kept).unwrap();
+            assert_eq!(kept, bytes);
+        }
+    }
+
+    #[test]
+    fn what_is_no_blob_by_its_digest_is_not_read_to_its_end() {
+        let (_directory, store) = store();
+        let digest = Digest::of(b"blob");
+        assert_eq!(
+            read(store.partial_to_keep(&digest, 4).ok(), b"blub", false),
+            b"blub"
+        );
+        let mut blob = store.kept_blob(&digest).unwrap().unwrap();
+        let error = blob.read_to_end(&mut Vec::new()).unwrap_err();
+        assert!(matches!(blob.explain(error), Error::Damaged { .. }));
+        // A pull that finds that removes it.
+        Keeping::new(store.partial_to_keep(&digest, 4).ok(), io::empty()).end(false);
+        assert!(store.kept_blob(&digest).unwrap().is_none());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::error::{Context, Error, Result};
 use super::layout::VIEWS;
 use super::lock::Lock;
 use super::packs::Sweep;
-use super::reachability::{ImageEntry, LayerEntry, Reachability, disk_usage};
+use super::reachability::{ImageEntry, KeptEntry, LayerEntry, Reachability, disk_usage};
 use super::scratch::{Leftover, Scratch};
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
@@ -36,6 +36,8 @@ pub struct Pruned {
     pub images: Vec<Digest>,
     /// Diff IDs of layers.
     pub layers: Vec<Digest>,
+    /// Digests of blobs that were kept as they came, and of indexes.
+    pub blobs: Vec<Digest>,
     /// Templates: the next sandbox of each kind boots again.
     pub templates: usize,
     /// Trimmed views of images that no sandbox uses: the next start with such a view makes it again.
@@ -64,6 +66,7 @@ pub struct Removed {
 pub(super) struct Plan<'a> {
     images: BTreeMap<Digest, &'a ImageEntry>,
     layers: BTreeMap<Digest, &'a LayerEntry>,
+    blobs: BTreeMap<Digest, &'a KeptEntry>,
     /// Whether lists of layers that are whole go as well.
     with_copies: bool,
 }
@@ -75,6 +78,7 @@ impl<'a> Plan<'a> {
         let mut plan = Self {
             images: BTreeMap::new(),
             layers: BTreeMap::new(),
+            blobs: BTreeMap::new(),
             with_copies: true,
         };
         if !reachability.unreadable_leases.is_empty() {
@@ -93,20 +97,30 @@ impl<'a> Plan<'a> {
             .map(|(digest, image)| (*digest, image))
             .collect();
         plan.add_layers(reachability, |_| true);
+        plan.add_blobs(reachability, |_, _| true);
         plan
     }
 
-    /// Plans to remove one image, and the layers that only this image has.
-    fn of_image(reachability: &'a Reachability, digest: &Digest) -> Self {
+    /// Plans to remove one image, and the layers and kept blobs that only this image has. `indexes` are those that led to it
+    /// from names that it had.
+    fn of_image(
+        reachability: &'a Reachability,
+        digest: &Digest,
+        indexes: &BTreeSet<Digest>,
+    ) -> Self {
         let mut plan = Self {
             images: BTreeMap::new(),
             layers: BTreeMap::new(),
+            blobs: BTreeMap::new(),
             with_copies: false,
         };
         if let Some(image) = reachability.images.get(digest) {
             plan.images.insert(*digest, image);
             let layers = image.layers();
             plan.add_layers(reachability, |layer| layers.contains(layer));
+            plan.add_blobs(reachability, |blob, kept| {
+                kept.images.contains(digest) || indexes.contains(blob)
+            });
         }
         plan
     }
@@ -122,10 +136,30 @@ impl<'a> Plan<'a> {
             .collect();
     }
 
+    /// Adds the kept blobs that only images of the plan have.
+    fn add_blobs(
+        &mut self,
+        reachability: &'a Reachability,
+        candidate: impl Fn(&Digest, &KeptEntry) -> bool,
+    ) {
+        let is_needed = |blob: &KeptEntry| {
+            blob.images
+                .iter()
+                .any(|image| !self.images.contains_key(image))
+        };
+        self.blobs = reachability
+            .kept
+            .iter()
+            .filter(|(digest, blob)| candidate(digest, blob) && !is_needed(blob))
+            .map(|(digest, blob)| (*digest, blob))
+            .collect();
+    }
+
     /// Returns the disk space of the plan's files in bytes.
     pub fn size(&self) -> u64 {
         let images: u64 = self.images.values().map(|image| image.bytes).sum();
-        images + self.layers.values().map(|layer| layer.bytes).sum::<u64>()
+        let blobs: u64 = self.blobs.values().map(|blob| blob.bytes).sum();
+        images + blobs + self.layers.values().map(|layer| layer.bytes).sum::<u64>()
     }
 
     /// Plans the removal of chunks that only the plan's layers have. To carry it out takes the lock of packing.
@@ -194,6 +228,7 @@ impl<'a> Plan<'a> {
                 .collect(),
             images: self.images.keys().copied().collect(),
             layers: self.layers.keys().copied().collect(),
+            blobs: self.blobs.keys().copied().collect(),
             templates: 0,
             views: 0,
             leftovers: 0,
@@ -222,6 +257,9 @@ impl<'a> Plan<'a> {
                 durable::remove_file(file)?;
             }
         }
+        for blob in self.blobs.values() {
+            durable::remove_file(&blob.path)?;
+        }
         let kept = self.kept(reachability).map(|(layer, _)| layer);
         store.carry_out_sweep(sweep, kept)
     }
@@ -235,7 +273,7 @@ pub(super) fn remove_directory(store: &Store, path: &Path) -> Result<()> {
 }
 
 impl Store {
-    /// Removes images without a name and a sandbox, layers without an image, all templates, trimmed
+    /// Removes images without a name and a sandbox, layers and kept blobs without an image, all templates, trimmed
     /// views of images without a sandbox, and leftovers of killed processes. Waits until no other process uses the store.
     ///
     /// # Errors
@@ -363,9 +401,12 @@ impl Store {
                 pruned: None,
             });
         }
+        let blobs = reachability.kept.iter();
+        let indexes = blobs.filter(|(_, blob)| blob.images.contains(&named.manifest));
+        let indexes = indexes.map(|(digest, _)| *digest).collect();
         drop(reachability);
         let reachability = Reachability::take(self)?;
-        let plan = Plan::of_image(&reachability, &named.manifest);
+        let plan = Plan::of_image(&reachability, &named.manifest, &indexes);
         let packing = self.keep_from_packing()?;
         let mut sweep = plan.sweep_unless_packing(self, &reachability, packing.as_ref());
         let pruned = plan.report(&sweep);

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result};
-use super::image_record::ImageRecord;
+use super::image_record::{ImageRecord, MANIFEST};
 use super::leases::HELD;
+use crate::manifest::{Document, digest_of};
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 
@@ -19,6 +20,8 @@ pub(super) struct Reachability {
     pub images: BTreeMap<Digest, ImageEntry>,
     pub layers: BTreeMap<Digest, LayerEntry>,
     pub packs: BTreeMap<Digest, PackEntry>,
+    /// Blobs that are kept as they came.
+    pub kept: BTreeMap<Digest, KeptEntry>,
     /// Files of sandboxes that have a list, by its path.
     pub files: BTreeMap<PathBuf, FileEntry>,
     /// Names without an image in the store, or whose file can't be read.
@@ -108,6 +111,15 @@ pub(super) struct PackEntry {
     pub length: u64,
 }
 
+/// A blob that is kept as it came.
+pub(super) struct KeptEntry {
+    pub path: PathBuf,
+    /// Its disk space in bytes.
+    pub bytes: u64,
+    /// The images whose manifest, or a name of which, has its digest.
+    pub images: BTreeSet<Digest>,
+}
+
 /// A file of a sandbox that is packed, or was.
 pub(super) struct FileEntry {
     /// The path of its list.
@@ -129,6 +141,7 @@ impl Reachability {
             images: BTreeMap::new(),
             layers: BTreeMap::new(),
             packs: BTreeMap::new(),
+            kept: BTreeMap::new(),
             files: BTreeMap::new(),
             dangling_tags: Vec::new(),
             unreadable_leases: Vec::new(),
@@ -150,7 +163,14 @@ impl Reachability {
         for file in store.tag_files()? {
             match file.tag {
                 Ok(tag) => match reachability.images.get_mut(&tag.manifest) {
-                    Some(image) => image.references.push(tag.reference),
+                    Some(image) => {
+                        image.references.push(tag.reference);
+                        for index in &tag.indexes {
+                            if let Some(kept) = reachability.kept.get_mut(index) {
+                                kept.images.insert(tag.manifest);
+                            }
+                        }
+                    }
                     None => reachability.dangling_tags.push(DanglingTag {
                         path: file.path,
                         tag: Ok((tag.reference, tag.manifest)),
@@ -279,9 +299,35 @@ impl Reachability {
             let blob = path
                 .file_stem()
                 .and_then(|stem| Digest::from_hex(stem.to_str()?).ok());
+            if let Some(blob) = blob.filter(|blob| path == store.layout.kept_blob(blob)) {
+                let entry = KeptEntry {
+                    bytes: disk_usage(&path)?,
+                    path,
+                    images: BTreeSet::new(),
+                };
+                self.kept.insert(blob, entry);
+                continue;
+            }
             let diff_id = blob.and_then(|blob| store.diff_id_of_blob(&blob).ok().flatten());
             if !diff_id.is_some_and(|diff_id| self.layers.contains_key(&diff_id)) {
                 self.stray_blobs.push(path);
+            }
+        }
+        if self.kept.is_empty() {
+            return Ok(());
+        }
+        for (digest, image) in &self.images {
+            let manifest = durable::read(&image.path.join(MANIFEST))?;
+            // One that can't be read names none.
+            let manifest = Document::parse(&manifest.unwrap_or_default(), None);
+            let Ok(Document::Manifest(manifest)) = manifest else {
+                continue;
+            };
+            for entry in &manifest.layers {
+                let blob = digest_of(entry, "manifest", "layer").ok();
+                if let Some(kept) = blob.and_then(|blob| self.kept.get_mut(&blob)) {
+                    kept.images.insert(*digest);
+                }
             }
         }
         Ok(())

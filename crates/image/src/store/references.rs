@@ -23,6 +23,9 @@ pub(crate) struct Tag {
     /// Who signed the image under this name, as it was found when the name was given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signers: Vec<String>,
+    /// The indexes that led from the name to the image, if they are kept: the first one has the name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub indexes: Vec<Digest>,
 }
 
 /// How a name came to an image.
@@ -32,14 +35,17 @@ pub struct Origin {
     pub document: Digest,
     /// Who signed it, for people.
     pub signers: Vec<String>,
+    /// Digests of the indexes from that document to the image, in this order, if they are kept.
+    pub indexes: Vec<Digest>,
 }
 
 impl From<&Digest> for Origin {
-    /// Without signers.
+    /// Without signers and indexes.
     fn from(document: &Digest) -> Self {
         Self {
             document: *document,
             signers: Vec::new(),
+            indexes: Vec::new(),
         }
     }
 }
@@ -75,7 +81,7 @@ impl Store {
         // The image must exist, and can't be removed while we hold the lock.
         self.image_by_digest(manifest)?;
         check_digest(reference, manifest, &origin.document)?;
-        self.write_tag(reference, manifest, &origin.signers)
+        self.write_tag(reference, manifest, origin)
     }
 
     /// Returns the signers of the image under a name, as found when the name was given; none of a name that the store
@@ -89,19 +95,39 @@ impl Store {
         Ok(tag.map(|tag| tag.signers).unwrap_or_default())
     }
 
+    /// Returns the indexes that led from a name to its image, the one with the name first, as far as they are kept.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Damaged`], and errors of the disk.
+    pub fn indexes(&self, reference: &Reference) -> Result<Vec<Digest>> {
+        let tag = self.read_tag(reference)?;
+        Ok(tag.map(|tag| tag.indexes).unwrap_or_default())
+    }
+
     pub(super) fn write_tag(
         &self,
         reference: &Reference,
         manifest: &Digest,
-        signers: &[String],
+        origin: &Origin,
     ) -> Result<()> {
         // A pull or a load under a name counts as a use.
         note_use(&self.layout.image(manifest));
         let path = self.tag_path(reference);
+        let mut indexes = origin.indexes.clone();
+        // What was kept before is not forgotten by a pull that keeps nothing and finds the same.
+        if indexes.is_empty()
+            && let Ok(Some(before)) = self.read_tag(reference)
+            && before.manifest == *manifest
+            && before.indexes.first() == Some(&origin.document)
+        {
+            indexes = before.indexes;
+        }
         let tag = Tag {
             reference: reference.clone(),
             manifest: *manifest,
-            signers: signers.to_vec(),
+            signers: origin.signers.clone(),
+            indexes,
         };
         durable::publish_json(&self.layout.tmp(), &path, &tag)
     }

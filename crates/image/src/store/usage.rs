@@ -29,6 +29,10 @@ pub struct Usage {
     pub lazy_layers: usize,
     /// Space of what is here of them.
     pub lazy_size: u64,
+    /// Number of blobs that are kept as they came, and of indexes.
+    pub kept_blobs: usize,
+    /// Space of these.
+    pub kept_blobs_size: u64,
     /// Number of disks and memories of snapshots and volumes that are packed.
     pub packed_files: usize,
     /// Space of their chunks, which layers may have as well.
@@ -63,12 +67,23 @@ pub struct ImageUsage {
     pub references: Vec<Reference>,
     /// Ids of the sandboxes that use it.
     pub sandboxes: Vec<String>,
-    /// Its layers and its own files.
+    /// Its layers, its kept blobs and its own files.
     pub size: u64,
     /// The part of `size` that other images need, too.
     pub shared_size: u64,
     /// The space that removing only this image would free, but for chunks of packed layers that others have as well.
     pub unique_size: u64,
+}
+
+impl ImageUsage {
+    /// Adds what so many images have.
+    fn add(&mut self, bytes: u64, images: usize) {
+        self.size += bytes;
+        match images {
+            1 => self.unique_size += bytes,
+            _ => self.shared_size += bytes,
+        }
+    }
 }
 
 impl Store {
@@ -103,11 +118,11 @@ impl Store {
                     .iter()
                     .filter_map(|layer| reachability.layers.get(layer))
                 {
-                    let bytes = layer.bytes + layer.chunks;
-                    usage.size += bytes;
-                    match layer.images.len() {
-                        1 => usage.unique_size += bytes,
-                        _ => usage.shared_size += bytes,
+                    usage.add(layer.bytes + layer.chunks, layer.images.len());
+                }
+                for blob in reachability.kept.values() {
+                    if blob.images.contains(digest) {
+                        usage.add(blob.bytes, blob.images.len());
                     }
                 }
                 usage
@@ -133,6 +148,8 @@ impl Store {
             packed_files_size: counted.files_size,
             lazy_layers,
             lazy_size,
+            kept_blobs: reachability.kept.len(),
+            kept_blobs_size: reachability.kept.values().map(|blob| blob.bytes).sum(),
             packs_size,
             saved_size: counted.saved,
             common_size: self.shared_blocks(),

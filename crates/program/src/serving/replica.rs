@@ -11,8 +11,8 @@ const LISTEN: &str = "127.0.0.1:5000";
 /// Serve the store's images to other machines, as a registry that is read-only
 ///
 /// Anything that pulls from registries can pull from it: mica, Docker, containerd, skopeo. Layers are sent as they were
-/// archived, not compressed, so an image that was compressed has another digest here: pull it by a tag. Machines
-/// with mica name it as a mirror in their settings.
+/// archived, not compressed, so an image that was compressed has another digest here: pull it by a tag. With --keep-blobs,
+/// what is pulled through has its registry's digests. Machines with mica name it as a mirror in their settings.
 #[derive(Debug, clap::Args)]
 pub struct ReplicaArgs {
     /// Address and port; port 0 takes a free one
@@ -23,6 +23,11 @@ pub struct ReplicaArgs {
     /// images whose registry a client doesn't say [docker.io]
     #[arg(long, value_name = "HOST[:PORT]", value_parser = registries::name)]
     pub pull_through: Vec<String>,
+
+    /// Keep what is pulled through as it came, and serve it so: manifests, indexes and layers with their registry's digests.
+    /// Takes as much disk space again as the downloads
+    #[arg(long, requires = "pull_through")]
+    pub keep_blobs: bool,
 
     /// Serve images of archives as EROFS images as well, for `mica run --lazy`: each is read and compressed once when it
     /// is first asked for, and nothing of it is kept on disk

@@ -7,7 +7,7 @@ use std::time::Duration;
 use micabox_image::convert::{self, Expect, Place};
 use micabox_image::manifest::LayerSource;
 use micabox_image::progress::{Event, LayerState};
-use micabox_image::store::{self, Claim, Keeping, Partial};
+use micabox_image::store::{self, Claim, Keeping, Layer, Partial};
 use micabox_image::{Limits, Progress, Reference, Store};
 use micabox_registry::{self as registry, RegistryError, Repository};
 use tokio::sync::{oneshot, watch};
@@ -24,6 +24,10 @@ pub(super) struct LayerTask {
     pub place: Place,
     pub progress: Arc<dyn Progress>,
     pub cancelled: watch::Receiver<bool>,
+    /// Whether its blob is kept as it came.
+    pub keep: bool,
+    /// Whether it is converted; otherwise it is only kept.
+    pub is_layer: bool,
     pub layer: LayerSource,
 }
 
@@ -138,30 +142,41 @@ impl LayerTask {
             archive: self.layer.archive,
             checksum: self.layer.parts.as_ref().map(|parts| parts.checksum),
         };
-        spawn_blocking(
-            move || match store.claim_layer(&expect.diff_id, Some(&blob))? {
-                Claim::Present(layer) => {
-                    convert::check_kind(&layer, &expect)?;
-                    Ok(LayerState::Present)
-                }
-                Claim::Missing(claim) => {
-                    let partial = store.partial(&blob, size);
-                    let _ = claimed.send(partial.as_ref().map_or(0, Partial::length));
-                    let mut source = Keeping::new(partial, reader);
-                    let converted =
-                        convert::convert_claimed(claim, &mut source, &expect, &limits, place);
-                    source.end(
-                        converted
-                            .as_ref()
-                            .is_err_and(convert::Error::is_interrupted),
-                    );
-                    if let Some(notice) = converted?.record.notice() {
-                        progress.event(Event::Notice(&notice));
-                    }
-                    Ok(LayerState::Done)
-                }
-            },
-        )
+        let (keep, is_layer) = (self.keep, self.is_layer);
+        spawn_blocking(move || {
+            let claim = if is_layer {
+                Some(store.claim_layer(&expect.diff_id, Some(&blob))?)
+            } else {
+                None
+            };
+            if let Some(Claim::Present(layer)) = &claim {
+                convert::check_kind(layer, &expect)?;
+            }
+            let is_present = !matches!(claim, Some(Claim::Missing(_)));
+            if is_present && (!keep || store.has_blob(&blob, size)) {
+                return Ok(LayerState::Present);
+            }
+            let partial = if keep {
+                Some(store.partial_to_keep(&blob, size)?)
+            } else {
+                store.partial(&blob, size)
+            };
+            let _ = claimed.send(partial.as_ref().map_or(0, Partial::length));
+            let mut source = Keeping::new(partial, reader);
+            let Some(Claim::Missing(claim)) = claim else {
+                let checked = convert::check_blob(&mut source, &expect);
+                ended(source, checked, true)?;
+                return Ok(LayerState::Done);
+            };
+            let converted = convert::convert_claimed(claim, &mut source, &expect, &limits, place);
+            // An archive that was not compressed is rebuilt from the layer.
+            let is_rebuilt = |layer: &Layer| layer.record.recipe.is_some() && layer.diff_id == blob;
+            let keep = keep && !converted.as_ref().is_ok_and(is_rebuilt);
+            if let Some(notice) = ended(source, converted, keep)?.record.notice() {
+                progress.event(Event::Notice(&notice));
+            }
+            Ok(LayerState::Done)
+        })
     }
 
     /// Turns a conversion's result into an attempt's. The first `kept` bytes of the blob are an
@@ -194,6 +209,32 @@ impl LayerTask {
                 source: Box::new(source),
             }),
         })
+    }
+}
+
+/// Ends the blob of a conversion, or of a check. Its start stays if the transfer was interrupted.
+fn ended<R, T>(
+    mut source: Keeping<R>,
+    read: Result<T, convert::Error>,
+    keep: bool,
+) -> Result<T, ConvertError> {
+    match read {
+        Ok(read) if keep => {
+            source.complete()?;
+            Ok(read)
+        }
+        Ok(read) => {
+            source.end(false);
+            Ok(read)
+        }
+        // The conversion only knows that its source has failed.
+        Err(error) => match source.failure() {
+            Some(failed) => Err(failed.into()),
+            None => {
+                source.end(error.is_interrupted());
+                Err(error.into())
+            }
+        },
     }
 }
 

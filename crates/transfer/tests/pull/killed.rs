@@ -18,9 +18,15 @@ use crate::{assert_has, layer, settings};
 
 const STORE: &str = "TEST_PULL_INTO";
 const REFERENCE: &str = "TEST_PULL_REFERENCE";
+const KEEPS: &str = "TEST_PULL_KEEPS_BLOBS";
 
 pub fn pull(store: &Store, reference: &str) -> micabox_image::store::Image {
+    pull_with(store, reference, env::var_os(KEEPS).is_some())
+}
+
+fn pull_with(store: &Store, reference: &str, keep_blobs: bool) -> micabox_image::store::Image {
     let mut settings = settings();
+    settings.keep_blobs = keep_blobs;
     if env::var_os(STORE).is_none() {
         // Hundreds of workers would take long, and are tested elsewhere.
         settings.conversion = Place::Here;
@@ -32,8 +38,12 @@ pub fn pull(store: &Store, reference: &str) -> micabox_image::store::Image {
 }
 
 /// Pulls in a separate process: this test again, directed by environment variables.
-fn pulling(root: &Path, reference: &str) -> Child {
-    Command::new(env::current_exe().unwrap())
+fn pulling(root: &Path, reference: &str, keep_blobs: bool) -> Child {
+    let mut command = Command::new(env::current_exe().unwrap());
+    if keep_blobs {
+        command.env(KEEPS, "1");
+    }
+    command
         .args(["--exact", "killed::a_killed_pull_leaves_a_sound_store"])
         .env(STORE, root)
         .env(REFERENCE, reference)
@@ -62,7 +72,7 @@ fn a_killed_pull_leaves_a_sound_store() {
     let directory = tempfile::tempdir().unwrap();
     let started = Instant::now();
     assert!(
-        pulling(&directory.path().join("store"), &reference)
+        pulling(&directory.path().join("store"), &reference, true)
             .wait()
             .unwrap()
             .success()
@@ -74,7 +84,9 @@ fn a_killed_pull_leaves_a_sound_store() {
     for round in 0..rounds {
         let test = layer::store();
         let root = test.store.root().to_owned();
-        let mut process = pulling(&root, &reference);
+        // Every other one keeps its blobs as they came.
+        let keep_blobs = round % 2 == 1;
+        let mut process = pulling(&root, &reference, keep_blobs);
         // Sleep: the kill may come at any moment of a pull; rounds are evenly spread, so that no part is left out.
         std::thread::sleep(whole.mul_f64(f64::from(round) / f64::from(rounds)));
         process.kill().unwrap();
@@ -85,7 +97,12 @@ fn a_killed_pull_leaves_a_sound_store() {
         let store = Store::open(&root).unwrap();
         let report = store.fsck(false).unwrap();
         assert!(report.is_clean(), "round {round}: {report:?}");
-        assert_has(&store, &pull(&store, &reference), &image);
+        assert_has(&store, &pull_with(&store, &reference, keep_blobs), &image);
+        for layer in image.layers.iter().filter(|_| keep_blobs) {
+            // An image is published last, and so never without its blobs.
+            let blob = store.kept_blob(&layer.digest()).unwrap().unwrap();
+            blob.check().unwrap();
+        }
         // A worker that was just being started may hold the killed process's locks a moment longer:
         // a command after that removes the files under those locks.
         wait_until_none("files of the killed pull", || {

@@ -9,6 +9,7 @@ mod faults;
 #[path = "../../../image/tests/image/image.rs"]
 mod image;
 mod incoming;
+mod keep_blobs;
 mod kept;
 mod killed;
 mod killed_fill;
@@ -105,6 +106,7 @@ impl Puller {
             options: PullOptions {
                 policy: PullPolicy::Missing,
                 platform: None,
+                any_platform: false,
                 settings: Arc::new(settings),
                 credentials: Credentials::none(),
                 cancellation: Cancellation::default(),
