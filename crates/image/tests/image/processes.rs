@@ -95,13 +95,14 @@ fn child() {
     }
 }
 
-struct Process {
+/// This test program again, at work in a store.
+pub struct Process {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
 }
 
 impl Process {
-    fn start(action: &str, store: &Store, diff_id: &Digest) -> Self {
+    pub fn start(action: &str, store: &Store, diff_id: &Digest) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["processes::child", "--exact", "--nocapture"])
             .env(ACTION, action)
@@ -133,7 +134,7 @@ impl Process {
         }
     }
 
-    fn succeed(mut self) {
+    pub fn succeed(mut self) {
         drop(self.child.stdin.take());
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).unwrap();
@@ -147,7 +148,7 @@ impl Process {
 
     /// Returns how long the process really ran: longer than `time`, on a busy machine. What it has
     /// done by then takes no longer than that.
-    fn kill_after(self, time: Duration) -> Duration {
+    pub fn kill_after(self, time: Duration) -> Duration {
         let started = Instant::now();
         // Sleep: the kill may come at any moment.
         std::thread::sleep(time);
@@ -156,7 +157,7 @@ impl Process {
     }
 }
 
-fn assert_clean(store: &TestStore) {
+pub fn assert_clean(store: &TestStore) {
     let report = store.fsck(false).unwrap();
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
     assert_eq!(report.strangers, [] as [&Path; 0]);
