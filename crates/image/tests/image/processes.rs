@@ -15,6 +15,7 @@ use micabox_image::progress::Silent;
 use micabox_image::store::{Claim, PackChoice, Patience, PruneOptions, is_packed_file};
 use micabox_image::{Digest, Limits, Store};
 use micabox_testing::kills;
+use rustix::process::Pid;
 
 use crate::files;
 use crate::layer::archive::Archive;
@@ -134,6 +135,10 @@ impl Process {
         }
     }
 
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     pub fn succeed(mut self) {
         drop(self.child.stdin.take());
         let mut rest = String::new();
@@ -141,14 +146,14 @@ impl Process {
         assert!(self.child.wait().unwrap().success(), "{rest}");
     }
 
-    fn kill(mut self) {
+    pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
     /// Returns how long the process really ran: longer than `time`, on a busy machine. What it has
     /// done by then takes no longer than that.
-    pub fn kill_after(self, time: Duration) -> Duration {
+    fn kill_after(self, time: Duration) -> Duration {
         let started = Instant::now();
         // Sleep: the kill may come at any moment.
         std::thread::sleep(time);

@@ -1,15 +1,22 @@
 //! Pruning that is killed at any moment: what has a name keeps its bytes, and the next pruning removes all else.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use micabox_image::progress::Silent;
 use micabox_image::store::{Image, PackChoice, Patience, PruneOptions, Pruned};
 use micabox_image::{Digest, Store};
 use micabox_testing::{kills, run};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::io::Errno;
+use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::files::{self, noise};
 use crate::layer::archive::Archive;
@@ -20,14 +27,12 @@ use crate::processes::{Process, assert_clean};
 /// Images that stay: one whose layers are packed or were, one that is whole again.
 const NAMED: [&str; 2] = ["kept", "whole"];
 
-/// A layer that no other one shares a chunk with.
-fn archive(seed: u64) -> Vec<u8> {
-    let mut archive = Archive::new();
-    for number in 0..8 {
-        let bytes = noise(seed * 100 + number, 60_000);
-        archive = archive.file(&format!("d{}/{number}", number % 3), &bytes);
-    }
-    archive.finish()
+/// A layer with a file for each seed.
+fn archive(seeds: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    let files = seeds.into_iter().map(|seed| (seed, noise(seed, 60_000)));
+    let add =
+        |archive: Archive, (seed, bytes)| archive.file(&format!("d{}/{seed}", seed % 3), bytes);
+    files.fold(Archive::new(), add).finish()
 }
 
 /// A store with all that pruning removes, which each round has a copy of.
@@ -42,16 +47,25 @@ struct Littered {
 impl Littered {
     fn new() -> Self {
         let store = fast_store();
-        publish(&store, &[archive(1), archive(2)], "kept");
-        publish(&store, &[archive(1), archive(3)], "whole");
-        publish(&store, &[archive(1), archive(4), archive(5)], "packed");
         let all = PackChoice::UnusedFor(Duration::ZERO);
-        store.pack(&all, Patience::Wait, &Silent).unwrap();
+        let pack = || drop(store.pack(&all, Patience::Wait, &Silent).unwrap());
+        // Of this pack, a layer and a disk that stay have some chunks.
+        let large = 100..170;
+        publish(&store, &[archive(0..6), archive(large.clone())], "packed");
+        pack();
+        let shared = large.clone().take(2);
+        publish(
+            &store,
+            &[archive(0..6), archive(shared.chain(10..16))],
+            "kept",
+        );
+        publish(&store, &[archive(0..6), archive(20..26)], "whole");
+        pack();
         // Its lists stay, of which the next packing would make use.
         store
             .unpack(&store.image("whole").unwrap(), &Silent)
             .unwrap();
-        publish(&store, &[archive(6)], "plain");
+        publish(&store, &[archive(30..36)], "plain");
         let shared = store.shared().unwrap();
         for name in ["packed", "plain"] {
             // While another process uses the store, its name alone goes.
@@ -59,12 +73,10 @@ impl Littered {
         }
         drop(shared);
 
-        // Two disks in one pack, of which one is removed.
-        let contents = [noise(7, 200_000), noise(8, 400_000)];
-        let [disk, gone] = ["data", "gone"];
-        let path = files::disk(&store, disk, &[(0, &contents[0])]);
-        let removed = files::disk(&store, gone, &[(0, &contents[1])]);
-        let bytes = fs::read(&path).unwrap();
+        let contents = [noise(large.start + 35, 60_000), noise(200, 200_000)];
+        let path = files::disk(&store, "data", &[(0, &contents[0]), (100, &contents[1])]);
+        let removed = files::disk(&store, "gone", &[(0, &noise(300, 400_000))]);
+        let disk = fs::read(&path).unwrap();
         let mut packing = files::packing(&store);
         files::pack(&mut packing, &path);
         files::pack(&mut packing, &removed);
@@ -81,7 +93,7 @@ impl Littered {
         let metadata = NAMED.map(|name| fs::read(&store.image(name).unwrap().fsmeta).unwrap());
         Self {
             metadata: metadata.to_vec(),
-            disk: bytes,
+            disk,
             store,
         }
     }
@@ -115,8 +127,55 @@ impl Littered {
     }
 }
 
+/// The changes of names below a store's root, as the kernel counts them.
+struct Changes(OwnedFd);
+
+impl Changes {
+    /// Counts from now on.
+    fn of(store: &Store) -> Self {
+        let changes = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+        let names = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVE;
+        let find = run(Command::new("find").arg(store.root()).args(["-type", "d"]));
+        for directory in find.lines() {
+            inotify::add_watch(&changes, directory, names).unwrap();
+        }
+        Self(changes)
+    }
+
+    /// Waits until there were so many, or until a process has ended. Returns how many there were.
+    fn wait(&self, wanted: usize, process: &Process) -> usize {
+        let ended = pidfd_open(process.pid(), PidfdFlags::empty()).unwrap();
+        let (mut count, mut has_ended) = (0, false);
+        loop {
+            let mut buffer = [MaybeUninit::uninit(); 4096];
+            let mut events = inotify::Reader::new(&self.0, &mut buffer);
+            while count < wanted {
+                match events.next() {
+                    Ok(_) => count += 1,
+                    Err(Errno::AGAIN) => break,
+                    Err(error) => panic!("inotify: {error}"),
+                }
+            }
+            if count == wanted || has_ended {
+                return count;
+            }
+            let mut ready = [&self.0, &ended].map(|file| PollFd::new(file, PollFlags::IN));
+            poll(&mut ready, None).unwrap();
+            has_ended = ready[1].revents().contains(PollFlags::IN);
+        }
+    }
+}
+
 fn disk_of(store: &Store) -> PathBuf {
     store.root().join("volumes/data/disk.ext4")
+}
+
+/// Returns the names of packs.
+fn packs(store: &Store) -> BTreeSet<String> {
+    let packs = store.root().join("packs");
+    let find = run(Command::new("find").arg(packs).args(["-type", "f"]));
+    let name = |path: &str| path.rsplit('/').next().unwrap().to_owned();
+    find.lines().map(name).collect()
 }
 
 /// Returns whether there is nothing to prune.
@@ -139,25 +198,27 @@ fn killed_at_any_moment_pruning_leaves_what_has_a_name_and_the_next_one_ends() {
     };
     let would = first.prune(&would).unwrap();
     let counts = (would.images.len(), would.layers.len(), would.leftovers);
-    assert_eq!((counts, would.views, would.templates), ((2, 3, 1), 1, 1));
+    assert_eq!((counts, would.views, would.templates), ((2, 2, 1), 1, 1));
+    let changes = Changes::of(&first);
     let process = Process::start("prune", &first, &nothing);
-    let started = Instant::now();
+    let all = changes.wait(usize::MAX, &process);
     process.succeed();
-    let mut whole = started.elapsed();
     assert!(is_pruned(&first));
     littered.assert_kept(&first);
+    let (before, after) = (packs(&littered.store), packs(&first));
+    assert!(after.len() < before.len());
+    assert!(!after.is_subset(&before), "no pack was written anew");
 
     let (mut moment, mut done, kills) = (0.0f64, 0, kills(40));
     for _ in 0..kills {
         let store = littered.copy();
         moment = (moment + 0.618_033_988_75).fract();
+        let changes = Changes::of(&store);
         let process = Process::start("prune", &store, &nothing);
-        let lasted = process.kill_after(whole.mul_f64(moment));
+        changes.wait((all as f64 * moment) as usize + 1, &process);
+        process.kill();
         littered.assert_kept(&store);
-        if is_pruned(&store) {
-            done += 1;
-            whole = whole.min(lasted);
-        }
+        done += usize::from(is_pruned(&store));
         Process::start("prune", &store, &nothing).succeed();
         assert!(is_pruned(&store));
         littered.assert_kept(&store);
