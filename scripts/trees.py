@@ -1,7 +1,9 @@
 """Archives of layers, and trees as they are shown, for tests of what other programs make of images and mica of theirs."""
 
 import contextlib
+import hashlib
 import io
+import json
 import pathlib
 import subprocess
 import sys
@@ -36,6 +38,18 @@ def archive(entries: list[Entry]) -> bytes:
                     setattr(info, field, value)
             tar.addfile(info, io.BytesIO(data))
     return out.getvalue()
+
+
+def docker_archive(path: pathlib.Path, name: str, layers: list[bytes]) -> None:
+    """Writes an archive that `mica load` takes."""
+    diff_ids = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
+    config = {"architecture": "amd64", "os": "linux", "config": {"Cmd": ["/bin/sh"]}}
+    config["rootfs"] = {"type": "layers", "diff_ids": diff_ids}
+    files = {f"{number}.tar": layer for number, layer in enumerate(layers)}
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": list(files)}]
+    files = {"config.json": json.dumps(config).encode(), **files}
+    files["manifest.json"] = json.dumps(manifest).encode()
+    path.write_bytes(archive([entry(file, data) for file, data in files.items()]))
 
 
 def name() -> str:

@@ -13,6 +13,6 @@ pub mod served;
 
 pub use holder::{Done, Holders, PATIENCE, Wanted, name, not_served, remove, shown, start_process};
 pub use image_files::{ImageFile, ImageFiles, Readers, for_reading, open};
-pub use layers::{KIND, connect, is_whole, make_whole, makes_whole};
+pub use layers::{KIND, completes_in_background, connect, is_whole, make_whole};
 pub use message::{receive, send};
 pub use own_process::OwnProcess;

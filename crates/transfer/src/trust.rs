@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use micabox_image::Digest;
+use micabox_image::{Descriptor, Digest};
 use micabox_oci::Reference;
-use micabox_registry::Repository;
+use micabox_registry::{RegistryError, Repository};
 use micabox_trust::{
     BUNDLE_TYPE, Needs, Policy, Scope, Signature, Signatures, Subject, attached_tag, bundle_of,
     bundles_of, referrers_tag, signatures_of,
@@ -58,9 +58,9 @@ impl Judged {
                 Place::Attached(manifest) => attached(repository, reference, manifest)
                     .await
                     .map(|found| signatures.attached.extend(found)),
-                Place::Bundles(manifest) => bundles(repository, reference, manifest)
-                    .await
-                    .map(|found| signatures.bundles.extend(found)),
+                Place::Bundles(manifest) => {
+                    bundles(repository, reference, manifest, &mut signatures.bundles).await
+                }
                 Place::Beside => beside
                     .signatures(reference, &manifests)
                     .await
@@ -71,13 +71,14 @@ impl Judged {
                     }),
             };
             match fetched {
-                Ok(()) => decided = policy.check(scope, subject, &signatures),
+                Ok(()) => {}
                 // No other question to it would be answered.
                 Err(PullError::Registry(error)) if error.reason.is_unreachable() => {
                     return Err(error.into());
                 }
                 Err(error) => failed = failed.or(Some(error)),
             }
+            decided = policy.check(scope, subject, &signatures);
         }
         match decided {
             Ok(signers) => Ok(signers.iter().map(ToString::to_string).collect()),
@@ -149,26 +150,40 @@ async fn attached(
     Ok(signatures)
 }
 
-/// Fetches the bundles that refer to a manifest.
+/// Adds the bundles that refer to a manifest to `bundles`. Of those that can't be fetched, the first one's error is
+/// returned when the others are there.
 async fn bundles(
     repository: &Repository,
     reference: &Reference,
     manifest: &Digest,
-) -> Result<Vec<Vec<u8>>, PullError> {
+    bundles: &mut Vec<Vec<u8>>,
+) -> Result<(), PullError> {
     let listed = match repository.referrers(manifest, BUNDLE_TYPE).await? {
         Some(index) => Some(index),
         None => tagged(repository, reference, &referrers_tag(manifest)).await?,
     };
-    let mut bundles = Vec::new();
-    for bundle in bundles_of(&listed.unwrap_or_default()) {
-        let fetched = repository.manifest(&bundle.digest, Some(bundle.size));
-        let Some(blob) = bundle_of(&fetched.await?.bytes) else {
-            continue;
-        };
-        let fetched = repository.blob("the bundle", &blob.digest, Some(blob.size));
-        bundles.push(fetched.await?);
+    let mut failed = None;
+    for listed in bundles_of(&listed.unwrap_or_default()) {
+        match bundle(repository, &listed).await {
+            Ok(found) => bundles.extend(found),
+            Err(error) if error.reason.is_unreachable() => return Err(error.into()),
+            Err(error) => failed = failed.or(Some(error)),
+        }
     }
-    Ok(bundles)
+    failed.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// Fetches the bundle that a manifest has; none if it has none.
+async fn bundle(
+    repository: &Repository,
+    listed: &Descriptor,
+) -> Result<Option<Vec<u8>>, RegistryError> {
+    let manifest = repository.manifest(&listed.digest, Some(listed.size));
+    let Some(blob) = bundle_of(&manifest.await?.bytes) else {
+        return Ok(None);
+    };
+    let fetched = repository.blob("the bundle", &blob.digest, Some(blob.size));
+    fetched.await.map(Some)
 }
 
 /// Fetches the document under a tag beside a reference; none if there is none.

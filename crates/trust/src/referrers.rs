@@ -12,6 +12,10 @@ use crate::strict::Object;
 const MOST: usize = 64;
 const LARGEST: u64 = 256 << 10;
 
+/// Types of entries in lists that cosign 3.0 makes where the registry makes none: none, or that of the config, which is
+/// empty. Whether it is a bundle, the manifest says.
+const UNKNOWN: [&str; 2] = ["", "application/vnd.oci.empty.v1+json"];
+
 #[derive(Deserialize)]
 struct Index {
     manifests: Vec<serde_json::Value>,
@@ -56,15 +60,16 @@ pub fn referrers_tag(manifest: &Digest) -> String {
     format!("sha256-{}", manifest.hex())
 }
 
-/// Returns the manifests of bundles in a list of what refers to an image: the last 64. What is no bundle is left out; of
-/// a document that is no list, all.
+/// Returns the manifests in a list of what refers to an image that are bundles, or may be: the last 64. What is something
+/// else is left out; of a document that is no list, all.
 #[must_use]
 pub fn bundles_of(index: &[u8]) -> Vec<Descriptor> {
     let Ok(Object(index)) = serde_json::from_slice::<Object<Index>>(index) else {
         return Vec::new();
     };
     let entries = index.manifests.into_iter().rev().filter_map(Entry::of);
-    let bundles = entries.filter(|entry| entry.artifact_type == BUNDLE_TYPE);
+    let may_be_one = |kind: &str| kind == BUNDLE_TYPE || UNKNOWN.contains(&kind);
+    let bundles = entries.filter(|entry| may_be_one(&entry.artifact_type));
     let mut bundles: Vec<_> = bundles.take(MOST).map(Entry::descriptor).collect();
     bundles.reverse();
     bundles

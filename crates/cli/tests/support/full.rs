@@ -52,6 +52,14 @@ impl Drop for SmallDisk {
     }
 }
 
+/// Fails unless a message is that the store's disk is full.
+#[track_caller]
+pub fn assert_named(home: &Home, message: &str) {
+    let named = format!("no space left for `{}", home.store().display());
+    assert!(message.contains(&named), "{message}");
+    assert!(message.contains("`mica store prune`"), "{message}");
+}
+
 /// Makes a store on a small filesystem, with the image `box`.
 fn small() -> (SmallDisk, Home) {
     let home = Home::empty();

@@ -37,7 +37,7 @@ pub(super) struct Job {
     /// Whether reads may wait for a registry.
     pub(super) is_lazy: bool,
     /// Whether the image becomes whole meanwhile.
-    pub(super) makes_whole: bool,
+    pub(super) completes_in_background: bool,
 }
 
 /// Starts the process, and waits until it serves clients.
@@ -64,7 +64,7 @@ fn serve(job: &served::Job<Job>) -> Result<(Served<Padded>, Work), String> {
         manifest,
         name,
         is_lazy,
-        makes_whole,
+        completes_in_background,
     } = &job.of;
     let mount = Mount::new(*is_lazy);
     let store = Store::open(&job.store).map_err(|error| text(&error))?;
@@ -87,12 +87,13 @@ fn serve(job: &served::Job<Job>) -> Result<(Served<Padded>, Work), String> {
     if let Some(order) = store.start_order(&digest) {
         missing.prefetch(&order, store.root());
     }
-    let (image, name, makes_whole) = (Arc::new(image), name.clone(), *makes_whole);
+    let (image, name, completes_in_background) =
+        (Arc::new(image), name.clone(), *completes_in_background);
     let noted = Arc::clone(&image);
     let work = Work {
         note: Arc::new(move || missing.keep_order(&noted)),
         complete: Box::new(move || {
-            if makes_whole {
+            if completes_in_background {
                 unpack(&image, &name);
             }
         }),

@@ -65,8 +65,8 @@ impl Missing {
 }
 
 /// Returns what the settings have of it.
-pub(super) fn makes_whole() -> bool {
-    registry::makes_whole()
+pub(super) fn completes_in_background() -> bool {
+    registry::completes_in_background()
 }
 
 /// Fetches the rest of an image's layers.
@@ -125,7 +125,7 @@ mod registry {
         }
     }
 
-    pub(super) fn makes_whole() -> bool {
+    pub(super) fn completes_in_background() -> bool {
         // Settings that can't be read are an error where they are needed.
         Settings::load().map_or(true, |settings| settings.make_whole)
     }
@@ -148,7 +148,7 @@ mod registry {
 
     pub(super) struct Layers;
 
-    pub(super) fn makes_whole() -> bool {
+    pub(super) fn completes_in_background() -> bool {
         true
     }
 

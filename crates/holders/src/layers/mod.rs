@@ -157,8 +157,8 @@ pub fn is_whole(image: &Image) -> bool {
 
 /// Returns whether this user's settings have images and memories become whole once they are used, as those without a file
 /// of settings do.
-pub fn makes_whole() -> bool {
-    missing::makes_whole()
+pub fn completes_in_background() -> bool {
+    missing::completes_in_background()
 }
 
 /// Makes a file of each of an image's layers: those that are packed are unpacked, and of those of which only a part is
@@ -224,7 +224,7 @@ impl Wanted for Served<'_> {
                 manifest: self.0.manifest_digest.to_string(),
                 name: shown(self.0),
                 is_lazy: self.0.is_lazy(),
-                makes_whole: makes_whole(),
+                completes_in_background: completes_in_background(),
             },
         };
         let environment = if self.0.is_lazy() {

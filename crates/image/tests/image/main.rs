@@ -22,6 +22,7 @@ mod native_layers;
 mod packed;
 mod private;
 mod processes;
+mod pruned;
 mod published_bits;
 mod save;
 mod share;

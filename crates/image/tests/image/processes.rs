@@ -15,6 +15,7 @@ use micabox_image::progress::Silent;
 use micabox_image::store::{Claim, PackChoice, Patience, PruneOptions, is_packed_file};
 use micabox_image::{Digest, Limits, Store};
 use micabox_testing::kills;
+use rustix::process::Pid;
 
 use crate::files;
 use crate::layer::archive::Archive;
@@ -95,13 +96,14 @@ fn child() {
     }
 }
 
-struct Process {
+/// This test program again, at work in a store.
+pub struct Process {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
 }
 
 impl Process {
-    fn start(action: &str, store: &Store, diff_id: &Digest) -> Self {
+    pub fn start(action: &str, store: &Store, diff_id: &Digest) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["processes::child", "--exact", "--nocapture"])
             .env(ACTION, action)
@@ -133,14 +135,18 @@ impl Process {
         }
     }
 
-    fn succeed(mut self) {
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub fn succeed(mut self) {
         drop(self.child.stdin.take());
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).unwrap();
         assert!(self.child.wait().unwrap().success(), "{rest}");
     }
 
-    fn kill(mut self) {
+    pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -156,7 +162,7 @@ impl Process {
     }
 }
 
-fn assert_clean(store: &TestStore) {
+pub fn assert_clean(store: &TestStore) {
     let report = store.fsck(false).unwrap();
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
     assert_eq!(report.strangers, [] as [&Path; 0]);

@@ -121,3 +121,44 @@ fn a_tag_has_the_list_where_the_registry_has_none() {
     signed.registry.put(&path, INDEX, signed.list.clone());
     signed.assert_decided();
 }
+
+#[test]
+fn a_bundle_that_is_gone_is_no_obstacle_where_another_will_do() {
+    let signed = Signed::new();
+    let mut list: Value = serde_json::from_slice(&signed.list).unwrap();
+    let mut gone = list["manifests"][0].clone();
+    gone["digest"] = json!(Digest::of(b"gone"));
+    let path = format!("/v2/app/referrers/{}", signed.digest);
+    let put = |list: &Value| {
+        signed
+            .registry
+            .put(&path, INDEX, list.to_string().into_bytes())
+    };
+    list["manifests"]
+        .as_array_mut()
+        .unwrap()
+        .insert(0, gone.clone());
+    put(&list);
+    let puller = signed.puller("ours", true);
+    puller.pull(&signed.image);
+    assert_eq!(puller.store.signers(&signed.image).unwrap().len(), 1);
+    // Where none will do, it is the reason: it could have been the one.
+    list["manifests"] = json!([gone]);
+    put(&list);
+    let said = signed.puller("ours", true).refusal(&signed.image);
+    assert!(said.contains(&Digest::of(b"gone").to_string()), "{said}");
+}
+
+#[test]
+fn the_list_of_cosign_3_0_has_bundles_of_no_type() {
+    let signed = Signed::new();
+    let mut list: Value = serde_json::from_slice(&signed.list).unwrap();
+    for entry in list["manifests"].as_array_mut().unwrap() {
+        entry["artifactType"] = json!("application/vnd.oci.empty.v1+json");
+    }
+    let path = format!("/v2/app/manifests/sha256-{}", signed.digest.hex());
+    signed
+        .registry
+        .put(&path, INDEX, list.to_string().into_bytes());
+    signed.assert_decided();
+}

@@ -253,6 +253,13 @@ fn lists_of_what_refers_to_an_image_have_bundles_and_others() {
     let found = bundles_of(json!({"manifests": many}).to_string().as_bytes());
     let sizes: Vec<u64> = found.iter().map(|bundle| bundle.size).collect();
     assert_eq!(sizes, (36..100).collect::<Vec<_>>());
+    // In lists that cosign 3.0 makes, a bundle has the type of its empty config.
+    let mut without = entry("", 2);
+    drop(without.as_object_mut().unwrap().remove("artifactType"));
+    let may_be = [entry("application/vnd.oci.empty.v1+json", 1), without];
+    let found = bundles_of(json!({"manifests": may_be}).to_string().as_bytes());
+    let sizes: Vec<u64> = found.iter().map(|bundle| bundle.size).collect();
+    assert_eq!(sizes, [1, 2]);
     let other = [entry("application/spdx+json", 1), json!(5), json!({})];
     for index in [json!({"manifests": other}), json!({}), json!([])] {
         assert_eq!(bundles_of(index.to_string().as_bytes()), []);

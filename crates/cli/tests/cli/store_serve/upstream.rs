@@ -7,6 +7,7 @@ use std::process::{Child, Stdio};
 use micabox_testing::DockerRegistry;
 
 use super::{Replica, config_of, status, with_settings};
+use crate::support::full::{self, SmallDisk};
 use crate::support::{Home, image};
 
 #[test]
@@ -245,4 +246,51 @@ fn what_a_policy_refuses_now_is_not_served_because_it_was_pulled_before() {
         let reply = replica.get(&format!("/v2/team/box/manifests/1?ns={upstream}"));
         assert_eq!(status(&reply), expected);
     }
+}
+
+#[test]
+#[ignore = "needs root: it mounts a small filesystem"]
+fn a_full_disk_is_named_to_the_servers_owner_alone_and_nothing_is_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = DockerRegistry::start(directory.path(), "");
+    let upstream = registry.host().to_owned();
+    let source = Home::new();
+    let name = format!("{upstream}/team/box:1");
+    source.output(&["push", "-q", "box", &name]).ok();
+    let home = Home::empty();
+    let disk = SmallDisk::new(&home, "96m");
+    // A server gives the same answer for a while, so that each amount of room has its own.
+    let mut room = 0;
+    loop {
+        disk.fill(room);
+        let log = directory.path().join("log");
+        let listen = ["store", "serve", "--listen", "127.0.0.1:0"];
+        let mut mica = home.mica(&[&listen[..], &["--pull-through", &upstream]].concat());
+        mica.stderr(fs::File::create(&log).unwrap());
+        let replica = Replica::of(mica);
+        let reply = replica.get("/v2/team/box/manifests/1");
+        if status(&reply) == "200" {
+            replica.end();
+            break;
+        }
+        assert_eq!(status(&reply), "500");
+        let (body, path) = (String::from_utf8_lossy(&reply.1), home.store());
+        assert!(body.contains("the server says why"), "{body}");
+        assert!(!body.contains(path.to_str().unwrap()), "{body}");
+        // It goes on serving.
+        assert_eq!(status(&replica.get("/v2/")), "200");
+        replica.end();
+        full::assert_named(&home, &fs::read_to_string(&log).unwrap());
+        // What conversions that were under way have left goes with the next use of the store.
+        assert_eq!(home.output(&["images", "-q"]).ok(), "");
+        assert_eq!(fs::read_dir(path.join("tmp")).unwrap().count(), 0);
+        room += 256 << 10;
+    }
+    assert!(
+        room >= 5 * (256 << 10),
+        "there was room from {room} bytes on"
+    );
+    disk.make_room();
+    home.output(&["store", "fsck"]).ok();
+    assert_eq!(config_of(&home, &name), config_of(&source, "box"));
 }

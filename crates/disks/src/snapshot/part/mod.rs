@@ -181,7 +181,7 @@ impl Wanted for Memory<'_> {
                 name: self.name.to_owned(),
                 device: self.device,
                 inode: self.inode,
-                makes_whole: micabox_holders::makes_whole(),
+                completes_in_background: micabox_holders::completes_in_background(),
             },
         };
         match server::start(&job, Environment::All, lock.file(), listener) {

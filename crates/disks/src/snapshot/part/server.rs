@@ -39,7 +39,7 @@ pub(super) struct Job {
     pub(super) device: u64,
     pub(super) inode: u64,
     /// Whether it becomes whole meanwhile.
-    pub(super) makes_whole: bool,
+    pub(super) completes_in_background: bool,
 }
 
 /// Starts the process, and waits until it serves clients.
@@ -90,11 +90,11 @@ fn serve(job: &served::Job<Job>) -> Result<(Served<Memory>, Work), String> {
             has_room(&root, AHEAD_ROOM) && file.prefetch(chunks).is_ok()
         });
     }
-    let makes_whole = job.of.makes_whole;
+    let completes_in_background = job.of.completes_in_background;
     let opened = Arc::new(opened);
     let noted = Arc::clone(&opened);
     let complete = move || {
-        if !makes_whole {
+        if !completes_in_background {
             return;
         }
         let here = metadata.blocks().saturating_mul(512);
