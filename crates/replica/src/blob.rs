@@ -114,7 +114,14 @@ impl Source {
     fn piece(&mut self, left: u64) -> io::Result<Bytes> {
         let wanted = left.min(PIECE) as usize;
         match self {
-            Self::Kept(blob) => checked(blob, wanted, left <= PIECE),
+            Self::Kept(blob) => {
+                let piece = checked(blob, wanted, left <= PIECE);
+                if matches!(&piece, Err(error) if error.kind() == io::ErrorKind::InvalidData) {
+                    // It is damaged: the next request for its image brings it again.
+                    blob.remove().map_err(io::Error::other)?;
+                }
+                piece
+            }
             Self::Archive(archive) => checked(&mut **archive, wanted, left <= PIECE),
             Self::Erofs(reader, at) => {
                 let bytes = reader.read(*at, wanted)?;

@@ -3,6 +3,7 @@
 use micabox_image::Store;
 use micabox_image::export::INDEX_TYPE;
 use micabox_image::manifest::{Document, Entry, Manifest, digest_of};
+use micabox_image::store;
 use micabox_oci::json::{self, Json};
 use micabox_oci::{Digest, Reference};
 
@@ -36,18 +37,19 @@ fn parsed(store: &Store, manifest: &Digest) -> Option<Manifest> {
 /// Returns the index that a name has in its registry, if it was kept.
 pub fn kept_index_of(store: &Store, name: &Reference) -> Option<Published> {
     let indexes = store.indexes(name).ok()?;
-    // A damaged one is brought again by the next pull.
     kept_index(store, indexes.first()?).ok()?
 }
 
-/// Returns the index of this digest, if it was kept.
+/// Returns the index of this digest, if it was kept. A damaged one counts as none, so that it is asked for again.
 ///
 /// # Errors
 ///
-/// A [`Problem`]: it is damaged, or can't be read.
+/// A [`Problem`]: it can't be read.
 pub fn kept_index(store: &Store, digest: &Digest) -> Result<Option<Published>, Problem> {
-    let index = store.kept_index(digest);
-    let index = index.map_err(|e| Problem::ours("the index can't be read", e.to_string()))?;
+    let index = match store.kept_index(digest) {
+        Err(store::Error::Damaged { .. }) => None,
+        index => index.map_err(|e| Problem::ours("the index can't be read", e.to_string()))?,
+    };
     Ok(index.map(|bytes| as_it_came(bytes, *digest, INDEX_TYPE)))
 }
 

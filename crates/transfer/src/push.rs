@@ -493,8 +493,12 @@ impl Push {
             let Some(kept) = kept.filter(|kept| kept.size() == blob.size) else {
                 return Ok(None);
             };
-            let file = kept.check()?;
-            Ok(Some(Packed { file, blob }))
+            match kept.check() {
+                Ok(file) => Ok(Some(Packed { file, blob })),
+                // The layer is packed anew.
+                Err(store::Error::Damaged { .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
         };
         Ok(blocking(kept).await?)
     }

@@ -30,6 +30,6 @@ pub fn execute(args: &Args) -> Outcome {
     }
     let store = settings::store()?;
     let image = store.image(&args.image)?;
-    store.tag(&args.name, &image.manifest_digest)?;
+    store.tag_as(&args.name, &image)?;
     Ok(0)
 }

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use super::Store;
@@ -140,6 +140,23 @@ impl KeptBlob {
         match io::copy(&mut self, &mut io::sink()) {
             Ok(_) => Ok(self.file),
             Err(error) => Err(self.explain(error)),
+        }
+    }
+
+    /// Removes the blob, which was found damaged: the next pull that keeps blobs brings it again.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the disk.
+    pub fn remove(&self) -> Result<()> {
+        let is_ours = || -> io::Result<bool> {
+            let (ours, there) = (self.file.metadata()?, std::fs::metadata(&self.path)?);
+            Ok((ours.dev(), ours.ino()) == (there.dev(), there.ino()))
+        };
+        match is_ours() {
+            Ok(true) => durable::remove_file(&self.path),
+            // Another one has taken its place, or none.
+            _ => Ok(()),
         }
     }
 

@@ -17,7 +17,7 @@ use micabox_ground::locked::{Locked, Mode};
 use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result, explain};
-use micabox_oci::Digest;
+use micabox_oci::{Digest, Hasher};
 
 const SUFFIX: &str = ".blob";
 /// Smaller blobs, in bytes, are not kept but fetched again.
@@ -32,6 +32,8 @@ const MOST: usize = 32;
 pub struct Partial {
     file: Locked,
     path: PathBuf,
+    /// Digest of the whole blob.
+    blob: Digest,
     /// Bytes in the file, which are the blob's first ones.
     length: u64,
     end: End,
@@ -69,6 +71,7 @@ impl Store {
         Some(Partial {
             file,
             path,
+            blob: *blob,
             length,
             end: End::Dropped,
         })
@@ -90,6 +93,7 @@ impl Store {
                 return Ok(Partial {
                     file,
                     path: place,
+                    blob: *blob,
                     length: size,
                     end: End::Stays,
                 });
@@ -106,6 +110,7 @@ impl Store {
             return Ok(Partial {
                 file,
                 path,
+                blob: *blob,
                 length,
                 end: End::Kept(place),
             });
@@ -154,6 +159,23 @@ fn length_within(file: &Locked, size: u64) -> io::Result<u64> {
     Ok(0)
 }
 
+/// Returns the digest of a file's first bytes, so many.
+fn digest_of(file: &fs::File, length: u64) -> io::Result<Digest> {
+    let mut hasher = Hasher::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < length {
+        let most = buffer
+            .len()
+            .min(usize::try_from(length - at).unwrap_or(usize::MAX));
+        let part = buffer.get_mut(..most).unwrap_or_default();
+        file.read_exact_at(part, at)?;
+        hasher.update(part);
+        at += most as u64;
+    }
+    Ok(hasher.finish())
+}
+
 /// Removes a file that no pull uses.
 fn remove_idle(path: &Path) {
     if let Ok(file) = OpenOptions::new().write(true).open(path)
@@ -182,6 +204,15 @@ impl Partial {
 
     fn remove(&self) {
         let _ = fs::remove_file(&self.path);
+    }
+
+    /// Removes it, unless it is a whole blob in its place, with its digest: what uses it next may be another image.
+    fn remove_if_wrong(&self) {
+        let is_right = matches!(self.end, End::Stays)
+            && digest_of(self.file.file(), self.length).is_ok_and(|found| found == self.blob);
+        if !is_right {
+            self.remove();
+        }
     }
 
     /// Ends a blob that was read and found right.
@@ -250,13 +281,15 @@ impl<R> Keeping<R> {
     }
 
     /// Ends a blob that was not read to its end, or is wrong. Its start stays only if `keep`: another pull may continue
-    /// from there then.
-    pub fn end(self, keep: bool) {
-        if let Some(partial) = &self.partial
-            && !keep
-        {
-            partial.remove();
+    /// from there then. A whole blob that is kept and right stays as well. Returns whether anything does.
+    pub fn end(self, keep: bool) -> bool {
+        let Some(partial) = &self.partial else {
+            return false;
+        };
+        if !keep {
+            partial.remove_if_wrong();
         }
+        partial.file.is_at(&partial.path).unwrap_or_default()
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::durable;
 use super::error::{Error, Result};
 use super::last_use::note_use;
-use super::{ImageName, Store};
+use super::{Image, ImageName, Store};
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 
@@ -64,6 +64,26 @@ impl Store {
     /// [`Error::OtherDigest`]; errors of [`Store::image_by_digest`], and of the disk.
     pub fn tag(&self, reference: &Reference, manifest: &Digest) -> Result<()> {
         self.tag_resolved(reference, manifest, &manifest.into())
+    }
+
+    /// Makes `reference` another name of an image: with the indexes that led to it from the name by which it was asked for,
+    /// as far as they are kept, and without that name's signers.
+    ///
+    /// # Errors
+    ///
+    /// Errors of [`Store::tag`].
+    pub fn tag_as(&self, reference: &Reference, image: &Image) -> Result<()> {
+        let manifest = &image.manifest_digest;
+        let source = image.reference.as_ref();
+        let tag = source.map(|source| self.read_tag(source)).transpose()?;
+        let tag = tag.flatten().filter(|tag| tag.manifest == *manifest);
+        let indexes = tag.map(|tag| tag.indexes).unwrap_or_default();
+        let origin = Origin {
+            document: *indexes.first().unwrap_or(manifest),
+            signers: Vec::new(),
+            indexes,
+        };
+        self.tag_resolved(reference, manifest, &origin)
     }
 
     /// Makes `reference` a name of the image to which a document has led.

@@ -34,7 +34,7 @@ pub(super) struct LayerTask {
 /// Result of one attempt at a layer.
 enum Attempt {
     Ended(Result<(), PullError>),
-    /// The part of the blob that an earlier pull kept is damaged. It is removed now.
+    /// The part of the blob that an earlier pull kept may be damaged. It is removed now.
     KeptWasBad,
     /// The blob was fetched in ranges, and is another one.
     RangesWereBad,
@@ -196,14 +196,17 @@ impl LayerTask {
             }
             Err(ConvertError::Store(error)) => Err(error.into()),
             // The kept bytes may have been damaged on disk.
-            Err(ConvertError::Layer(source)) if kept > 0 && source.is_about_bytes() => {
+            Err(ConvertError::Layer {
+                source,
+                stays: false,
+            }) if kept > 0 && source.is_about_bytes() => {
                 return Attempt::KeptWasBad;
             }
             // A registry, or a cache before it, whose ranges are of something else.
-            Err(ConvertError::Layer(source)) if in_ranges && source.is_other_blob() => {
+            Err(ConvertError::Layer { source, .. }) if in_ranges && source.is_other_blob() => {
                 return Attempt::RangesWereBad;
             }
-            Err(ConvertError::Layer(source)) => Err(PullError::Layer {
+            Err(ConvertError::Layer { source, .. }) => Err(PullError::Layer {
                 reference: Box::new(self.reference.clone()),
                 from,
                 source: Box::new(source),
@@ -231,8 +234,11 @@ fn ended<R, T>(
         Err(error) => match source.failure() {
             Some(failed) => Err(failed.into()),
             None => {
-                source.end(error.is_interrupted());
-                Err(error.into())
+                let stays = source.end(error.is_interrupted());
+                Err(ConvertError::Layer {
+                    source: error,
+                    stays,
+                })
             }
         },
     }
@@ -242,6 +248,20 @@ fn ended<R, T>(
 enum ConvertError {
     #[error(transparent)]
     Store(#[from] store::Error),
-    #[error(transparent)]
-    Layer(#[from] convert::Error),
+    #[error("{source}")]
+    Layer {
+        source: convert::Error,
+        /// Whether what is kept of the blob stays.
+        stays: bool,
+    },
+}
+
+impl From<convert::Error> for ConvertError {
+    /// Of a layer that is here: nothing of its blob was read.
+    fn from(source: convert::Error) -> Self {
+        Self::Layer {
+            source,
+            stays: true,
+        }
+    }
 }

@@ -103,6 +103,11 @@ fn each_blob_is_fetched_once_and_kept_with_the_indexes_that_led_to_it() {
         assert_eq!(kept, Some(index));
     }
     assert_eq!(kept(&puller.store, &Digest::of(&empty)), None);
+    // Another name of it has them as well.
+    let copy = "copy:1".parse().unwrap();
+    let found = puller.store.image(&name.to_string()).unwrap();
+    puller.store.tag_as(&copy, &found).unwrap();
+    assert_eq!(puller.store.indexes(&copy).unwrap(), indexes);
     // A layer is no index.
     let layer = image.layers[0].digest();
     assert_eq!(puller.store.kept_index(&layer).unwrap(), None);
@@ -209,6 +214,23 @@ fn a_blob_that_is_not_what_its_digest_says_is_not_kept() {
             puller.pull(&honest.reference("x:1"));
             assert_keeps(&puller, &image);
         }
+    }
+}
+
+#[test]
+fn an_image_that_lies_about_a_blob_takes_it_from_no_other_one() {
+    let image = TestImage::small();
+    let puller = keeping();
+    puller.pull(&Registry::with(&image).reference("x:1"));
+    let mut layers = image.layers.clone();
+    layers[0].diff_id = Digest::of(b"another layer");
+    let liar = TestImage::new(layers);
+    for _ in 0..2 {
+        let registry = Registry::with(&liar);
+        let error = puller.try_pull(&registry.reference("y:1")).unwrap_err();
+        assert!(matches!(error, PullError::Layer { .. }), "{error}");
+        assert_eq!(asked(&registry, &liar)[0], 0);
+        assert_keeps(&puller, &image);
     }
 }
 

@@ -253,7 +253,7 @@ fn tags_and_digests_are_those_of_the_registry_also_when_it_is_gone() {
 }
 
 #[test]
-fn a_damaged_blob_is_never_sent_whole_and_is_brought_again_once_it_is_removed() {
+fn a_damaged_blob_is_never_sent_whole_and_is_brought_again() {
     let origin = Origin::new();
     let home = Home::empty();
     // The result of a pull answers for others for a moment: another server knows of none.
@@ -277,24 +277,35 @@ fn a_damaged_blob_is_never_sent_whole_and_is_brought_again_once_it_is_removed() 
     assert!(fs::read(&path).unwrap() == layer);
     layer[99] ^= 1;
     fs::write(&path, &layer).unwrap();
+    let found = home.output(&["store", "fsck", "--json"]);
+    assert_eq!(found.code(), 1);
+    let found: Value = serde_json::from_str(&found.stdout()).unwrap();
+    assert_eq!(found["findings"][0]["repair"], "remove-blob");
+    assert_eq!(found["findings"].as_array().unwrap().len(), 1);
+    // What is sent of it is not all of it, and it is gone then.
     let (head, bytes) = replica.get(&blob);
     assert!(
         head.contains(&format!("content-length: {}", layer.len())),
         "{head}"
     );
     assert!(bytes.len() < layer.len());
-    let found = home.output(&["store", "fsck", "--json"]);
-    assert_eq!(found.code(), 1);
-    let found: Value = serde_json::from_str(&found.stdout()).unwrap();
-    assert_eq!(found["findings"][0]["repair"], "remove-blob");
-    assert_eq!(found["findings"].as_array().unwrap().len(), 1);
-    home.output(&["store", "fsck", "--repair"]).ok();
     assert!(!path.exists());
     replica.end();
 
     let replica = serve();
     assert_eq!(status(&replica.get(&manifest)), "200");
     assert!(replica.get(&blob).1 == origin.layer().1);
+    fs::write(&path, &layer).unwrap();
+    home.output(&["store", "fsck", "--repair"]).ok();
+    assert!(!path.exists());
+    // An index that is damaged is asked for again by its digest.
+    let index = place(&home, &origin.index);
+    let by_index = format!("/v2/team/box/manifests/{}", origin.index);
+    assert!(replica.get(&by_index).1 == origin.blob(&origin.index));
+    fs::write(&index, b"{}").unwrap();
+    replica.end();
+    let replica = serve();
+    assert!(replica.get(&by_index).1 == origin.blob(&origin.index));
     // A blob of another length is none of this image.
     fs::write(&path, b"short").unwrap();
     replica.end();
@@ -358,6 +369,15 @@ fn a_setting_keeps_what_is_pulled_and_a_push_sends_it_unchanged() {
         &format!("docker://{to}"),
     ]);
     assert!(pushed.into_bytes() == origin.blob(&origin.manifests[0]));
+
+    // A layer whose blob is damaged by now is packed anew.
+    let (digest, mut layer) = origin.layer();
+    layer[99] ^= 1;
+    fs::write(place(&home, &digest), &layer).unwrap();
+    let to = format!("{}/third/box:1", other.host());
+    home.output(&["push", "-q", &name, &to]).ok();
+    let third = Home::empty();
+    third.output(&["pull", "-q", &to]).ok();
 
     let refused = home.output(&["store", "serve", "--keep-blobs"]);
     assert_eq!(refused.code(), 2);
