@@ -81,6 +81,26 @@ impl Blob {
         Ok(is_here.then_some(bytes))
     }
 
+    /// Reads a chunk. Returns its length in bytes, and whether it is what the index says; `None` if none of it was written.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file.
+    pub fn check(&self, number: usize) -> io::Result<Option<(u64, bool)>> {
+        let range = self.range(number)?;
+        if is_hole(&self.file, &range) {
+            return Ok(None);
+        }
+        let length = range.end - range.start;
+        let mut bytes = vec![0; length as usize];
+        self.file.read_exact_at(&mut bytes, range.start)?;
+        if bytes.iter().all(|byte| *byte == 0) {
+            // Another chunk has written to its block.
+            return Ok(None);
+        }
+        Ok(Some((length, self.index.verify(number, &bytes).is_ok())))
+    }
+
     /// Returns whether a chunk is here. What is not known is read, once: other chunks may have written to the same blocks
     /// of the file. An error counts as missing.
     pub fn is_here(&self, number: usize) -> bool {

@@ -374,6 +374,9 @@ impl Pull<'_> {
         let mut search = Search::new(self.wanted().await);
         let mut fetched = repository.named(&self.reference).await?;
         let resolved = fetched.digest;
+        if let Some(digest) = self.whole(&fetched).await? {
+            return Ok((Found::Stored(digest), resolved));
+        }
         loop {
             match self.read(repository, &mut search, trail, fetched).await {
                 Ok(Some(found)) => return Ok((found, resolved)),
@@ -394,6 +397,29 @@ impl Pull<'_> {
             };
             fetched = repository.manifest(&next.0, next.1).await?;
         }
+    }
+
+    /// Returns the image that has the name already, if all of it is here and a document still means it: where it would be
+    /// pulled to be used before it is here, its other form is of no use.
+    async fn whole(&self, fetched: &Fetched) -> Result<Option<Digest>, PullError> {
+        if !self.options.lazy {
+            return Ok(None);
+        }
+        let Some(image) = self.present().await?.filter(|image| !image.is_lazy()) else {
+            return Ok(None);
+        };
+        let digest = image.manifest_digest;
+        let listed = match Document::parse(&fetched.bytes, fetched.media_type.as_deref()) {
+            Ok(Document::Index(index)) => {
+                let mut entries = index.entries.iter();
+                entries.any(|entry| {
+                    let listed = manifest::digest_of(entry, "index", "manifest");
+                    listed.is_ok_and(|listed| listed == digest)
+                })
+            }
+            _ => fetched.digest == digest,
+        };
+        Ok(listed.then_some(digest))
     }
 
     /// Reads one document of the search; `None` if it isn't the image.

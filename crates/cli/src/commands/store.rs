@@ -228,6 +228,12 @@ fn fsck(store: &Store, options: &FsckOptions, json: bool) -> Outcome {
             visible::path(stranger)
         ));
     }
+    if report.lost_chunks > 0 {
+        text.push_str(&format!(
+            "{} of layers that are here in part are damaged: they count as missing, and are fetched again when they are read\n",
+            counted(report.lost_chunks, "chunk")
+        ));
+    }
     let (layers, images, bytes) = (report.layers, report.images, size(report.bytes));
     let verdict = match (report.findings.len(), report.is_clean()) {
         (0, _) => "all well".to_owned(),

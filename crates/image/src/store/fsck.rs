@@ -2,6 +2,7 @@
 
 mod images;
 mod kept;
+mod lazy;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -302,27 +303,6 @@ impl Fsck<'_> {
             (None, Some(_)) => self.packed(diff_id, &file, uuid)?,
         };
         Ok(found.and_then(|()| self.recipe(diff_id, record.recipe.as_ref())))
-    }
-
-    /// Checks the metadata of a layer of which only a part is here. What was read of it is checked when it is read again.
-    fn lazy_layer(&mut self, diff_id: &Digest, uuid: [u8; 16]) -> Result<Found> {
-        let Some(layer) = self.store.layer(diff_id)? else {
-            return Ok(Err("not all of what is needed of it is here".to_owned()));
-        };
-        let record = match self.store.lazy_metadata(&layer) {
-            Ok(record) => record,
-            // It has become whole meanwhile, from a blob that was checked.
-            Err(_) if self.store.is_whole(&layer) => return Ok(Ok(())),
-            Err(error @ Error::Damaged { .. }) => return Ok(Err(error.to_string())),
-            Err(error) => return Err(error),
-        };
-        let path = self.store.layout.lazy_metadata(diff_id);
-        let file = match File::open(&path) {
-            Err(_) if self.store.is_whole(&layer) => return Ok(Ok(())),
-            file => file.context("open", &path)?,
-        };
-        let found = self.bytes(&LayerImage::Whole(file), &record, uuid);
-        found.context("read", &path)
     }
 
     /// Checks a layer's recipe, and rebuilds the archive from it if `archives` is set.

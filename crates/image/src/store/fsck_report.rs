@@ -15,6 +15,9 @@ pub struct FsckReport {
     pub blobs: usize,
     /// Disks and memories of snapshots and volumes that are packed, and were checked.
     pub files: usize,
+    /// Chunks of layers which are here in part that have other bytes than their index says. They count as missing: they
+    /// are fetched again when they are read.
+    pub lost_chunks: usize,
     /// Bytes that were hashed.
     pub bytes: u64,
     /// Images of layers and merged metadata that the kernel checks as well (fs-verity).

@@ -41,6 +41,7 @@ pub(super) struct ImageEntry {
     pub path: PathBuf,
     pub record: Result<ImageRecord>,
     pub references: Vec<Reference>,
+    /// The sandboxes that use it, and processes that hold it for some ([`HELD`]).
     pub sandboxes: Vec<String>,
     /// Disk space of its own files in bytes.
     pub bytes: u64,
@@ -56,6 +57,13 @@ impl ImageEntry {
     pub fn user(&self) -> Option<&String> {
         let users = self.sandboxes.iter();
         users.min_by_key(|name| name.starts_with(HELD))
+    }
+
+    /// Returns the sandboxes that use it, without processes that hold it for them.
+    pub fn sandboxes_alone(&self) -> Vec<String> {
+        let sandboxes = self.sandboxes.iter();
+        let alone = sandboxes.filter(|name| !name.starts_with(HELD));
+        alone.cloned().collect()
     }
 
     /// Returns its layers, without repetitions.

@@ -107,7 +107,7 @@ impl Store {
                 let mut usage = ImageUsage {
                     manifest_digest: *digest,
                     references: image.references.clone(),
-                    sandboxes: image.sandboxes.clone(),
+                    sandboxes: image.sandboxes_alone(),
                     size: image.bytes,
                     shared_size: 0,
                     unique_size: image.bytes,

@@ -208,7 +208,8 @@ impl LayerTask {
             }
             Err(ConvertError::Layer { source, .. }) => Err(PullError::Layer {
                 reference: Box::new(self.reference.clone()),
-                from,
+                // Who has sent it is of no use where the disk is full.
+                from: from.filter(|_| source.is_about_bytes()),
                 source: Box::new(source),
             }),
         })

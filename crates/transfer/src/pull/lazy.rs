@@ -81,7 +81,7 @@ impl From<PullError> for Failed {
 impl From<RegistryError> for Failed {
     fn from(error: RegistryError) -> Self {
         match *error.reason {
-            Reason::NoRanges => Self::whole(format!("of {}, {}", error.host, error.reason)),
+            Reason::NoRanges => Self::whole(format!("{}: {}", error.host, error.reason)),
             _ => Self::Pull(error.into()),
         }
     }

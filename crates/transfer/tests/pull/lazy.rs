@@ -16,7 +16,7 @@ use micabox_image::progress::Silent;
 use micabox_image::store::{Image, Layer, PruneOptions};
 use micabox_testing::image::layers;
 use micabox_testing::wait_until;
-use micabox_transfer::{LazyLayers, complete_blocking};
+use micabox_transfer::{LazyLayers, PullPolicy, complete_blocking};
 
 use crate::Puller;
 use crate::erofs::{Converted, puller, reference, served};
@@ -111,6 +111,20 @@ fn an_image_is_there_before_its_layers_which_come_when_they_are_read() {
     }
     assert!(here(&puller) > 6 << 20);
     assert!(image.is_lazy());
+    let report = puller.store.fsck(false).unwrap();
+    assert_eq!((report.findings, report.lost_chunks), (vec![], 0));
+    assert!(report.bytes > 6 << 20, "{}", report.bytes);
+    let blobs = files(&puller, ".blob");
+    let largest = blobs
+        .iter()
+        .max_by_key(|blob| fs::metadata(blob).unwrap().len());
+    let file = OpenOptions::new()
+        .write(true)
+        .open(largest.unwrap())
+        .unwrap();
+    file.write_all_at(&[0x5a; 16], 100_000).unwrap();
+    let report = puller.store.fsck(false).unwrap();
+    assert_eq!((report.findings, report.lost_chunks), (vec![], 1));
     // A pull without it needs no more than what is left.
     let mut puller = puller;
     puller.options.lazy = false;
@@ -121,6 +135,30 @@ fn an_image_is_there_before_its_layers_which_come_when_they_are_read() {
         assert_eq!(files(&puller, suffix), [] as [PathBuf; 0]);
     }
     assert_eq!(puller.store.fsck(false).unwrap().findings, []);
+}
+
+#[test]
+fn an_image_that_is_whole_stays_while_its_name_means_it() {
+    let converted = converted();
+    let name = reference(&converted.registry, "app:1");
+    let mut puller = Puller::new()
+        .platform("linux/amd64")
+        .policy(PullPolicy::Always);
+    let whole = puller.pull(&name);
+    puller.options.lazy = true;
+    let again = puller.pull(&name);
+    assert_eq!(again.manifest_digest, whole.manifest_digest);
+    assert!(!again.is_lazy());
+
+    // Its name meant something else here.
+    let amd64 = "linux/amd64".parse().unwrap();
+    let other = TestImage::for_platform(vec![TestLayer::noise(3, 3000)], &amd64);
+    let registry = Registry::with(&other);
+    puller.pull(&registry.reference("x:1"));
+    puller.store.tag(&name, &other.digest()).unwrap();
+    let new = puller.pull(&name);
+    assert!(new.is_lazy());
+    assert_ne!(new.manifest_digest, whole.manifest_digest);
 }
 
 fn assert_same(image: &Image, other: &Image) {
