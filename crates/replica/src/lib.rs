@@ -26,6 +26,7 @@ mod catalog;
 mod converted;
 #[doc(hidden)]
 pub mod fuzzing;
+mod judged;
 mod kept;
 mod list;
 mod name;

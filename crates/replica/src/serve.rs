@@ -23,6 +23,7 @@ use crate::attached::{Attachments, is_whole};
 use crate::blob::Transfers;
 use crate::catalog::{Catalog, Published};
 use crate::problem::{Code, Problem};
+use crate::upstream::{AGAIN, Way};
 use crate::{Access, Report, Tls, Upstream};
 
 /// How long a client waits for the signatures of its image to be asked for.
@@ -94,7 +95,8 @@ impl Replica {
     }
 
     /// Returns the manifest of a name: the registry's of now, where it is one to pull from, else the store's.
-    /// Nothing is pulled for a request through a server like this one, which may be waiting for this one's own pull.
+    /// Nothing new is pulled for a request through a server like this one, which may be waiting for this one's own pull. What
+    /// is here may have moved: the registry itself is asked then, and none of its mirrors.
     ///
     /// The signatures of what was pulled are asked for as well: they are to be known when its registry is gone.
     pub(crate) async fn named(
@@ -107,16 +109,16 @@ impl Replica {
             return self.attached(reference, digest, is_through_a_replica).await;
         }
         let mut failed = None;
-        let upstream = self
-            .upstream
-            .as_ref()
-            .filter(|upstream| !is_through_a_replica && upstream.pulls_from(&reference));
-        if let Some(upstream) = upstream {
-            let (catalog, name) = (Arc::clone(&self.catalog), reference.clone());
-            let is_here = spawn_blocking(move || catalog.has(&name)).await;
-            let is_here = is_here.unwrap_or_default();
-            let fetched = upstream.fetch(self.catalog.store(), &reference, address, is_here);
-            failed = fetched.await.err();
+        let upstream = self.upstream.as_ref();
+        let mut upstream = upstream.filter(|upstream| upstream.pulls_from(&reference));
+        if upstream.is_some() {
+            let is_here = self.has(&reference).await;
+            upstream = upstream.filter(|_| is_here || !is_through_a_replica);
+            if let Some(upstream) = upstream {
+                let way = way(is_through_a_replica);
+                let brought = self.bring(upstream, &reference, way, address, is_here);
+                failed = brought.await.err();
+            }
         }
         let name = reference.clone();
         let here = self.blocking(move |catalog| catalog.named(&name)).await;
@@ -132,8 +134,38 @@ impl Replica {
         }
     }
 
+    /// Returns whether the store has an image of this name.
+    async fn has(&self, name: &Reference) -> bool {
+        let name = name.clone();
+        let has = self.blocking(move |catalog| Ok(catalog.has(&name)));
+        has.await.unwrap_or_default()
+    }
+
+    /// Brings an image to the store. The result of a pull answers for a moment, in which an image may be removed: then
+    /// it is pulled again.
+    pub(crate) async fn bring(
+        &self,
+        upstream: &Arc<Upstream>,
+        name: &Reference,
+        way: Way,
+        address: IpAddr,
+        is_here: bool,
+    ) -> Result<(), Problem> {
+        for _ in 0..2 {
+            let fetched = upstream.fetch(self.catalog.store(), name, way, address, is_here);
+            fetched.await?;
+            if self.has(name).await {
+                return Ok(());
+            }
+            upstream.forget(name, way);
+        }
+        let message = format!("{name} was removed right after it was pulled");
+        Err(Problem::busy(message, AGAIN))
+    }
+
     /// Returns a manifest or an index by its digest. One that is not here is pulled, by its name, if what is pulled is
-    /// kept as it came: an image of another platform too, and what is no image is passed on.
+    /// kept as it came: an image of another platform too, and what is no image is passed on. Where a policy asks something
+    /// of that name, it is asked first, and what is no image is not passed on.
     pub(crate) async fn by_digest(
         &self,
         digest: Digest,
@@ -141,24 +173,39 @@ impl Replica {
         is_through_a_replica: bool,
         address: IpAddr,
     ) -> Result<Published, Problem> {
-        if let Some(attached) = self.attachments.manifest(&digest) {
-            return Ok(attached);
+        if let Some(signature) = self.attachments.signature(&digest) {
+            return Ok(signature);
+        }
+        let upstream = self.upstream.as_ref();
+        let pulled = upstream
+            .zip(name.ok())
+            .filter(|(upstream, name)| upstream.pulls_from(name));
+        let is_judged = matches!(&pulled, Some((upstream, name)) if upstream.is_judged(name));
+        if let Some((_, name)) = &pulled
+            && !is_judged
+            && let Some(other) = self.attachments.other(name)
+        {
+            return Ok(other);
         }
         let here = self.blocking(move |catalog| catalog.manifest(&digest));
         let missing = match here.await {
             Err(problem) if problem.code == Code::ManifestUnknown => problem,
-            here => return here,
+            here => {
+                if let Some((upstream, name)) = pulled.filter(|_| is_judged) {
+                    let way = way(is_through_a_replica);
+                    self.judge(upstream, digest, &name, way, address).await?;
+                }
+                return here;
+            }
         };
-        let upstream = self.upstream.as_ref();
-        let upstream = upstream.filter(|upstream| upstream.keeps_blobs() && !is_through_a_replica);
-        let (Some(upstream), Ok(name)) = (upstream, name) else {
+        let pulled = pulled.filter(|(upstream, _)| upstream.keeps_blobs() && !is_through_a_replica);
+        let Some((upstream, name)) = pulled else {
             return Err(missing);
         };
-        if !upstream.pulls_from(&name) {
-            return Err(missing);
-        }
-        let fetched = upstream.fetch(self.catalog.store(), &name, address, false);
-        match fetched.await {
+        match self
+            .bring(upstream, &name, Way::Mirrors, address, false)
+            .await
+        {
             Ok(()) => {
                 let here = self.blocking(move |catalog| catalog.manifest(&digest));
                 let here = here.await?;
@@ -170,11 +217,17 @@ impl Replica {
                 let Some(Ok(Some(artifact))) = upstream.attached(&name).await else {
                     return Err(problem);
                 };
+                if is_judged {
+                    let message = format!(
+                        "the server's policy decides about images, and {name} is none that it can decide about"
+                    );
+                    return Err(Problem::new(Code::Denied, message));
+                }
                 if !is_whole(&artifact) {
                     return Err(problem);
                 }
-                self.attachments.keep(name, Some(artifact));
-                self.attachments.manifest(&digest).ok_or(problem)
+                self.attachments.keep_other(name.clone(), artifact);
+                self.attachments.other(&name).ok_or(problem)
             }
             Err(problem) => Err(problem),
         }
@@ -234,6 +287,15 @@ impl Replica {
         }
         // Whether an image is signed is not known then: "none" would be a statement about it.
         Err(failed.unwrap_or_else(missing))
+    }
+}
+
+/// Returns the way that an image comes for a request.
+fn way(is_through_a_replica: bool) -> Way {
+    if is_through_a_replica {
+        Way::Direct
+    } else {
+        Way::Mirrors
     }
 }
 

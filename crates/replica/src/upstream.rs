@@ -14,6 +14,7 @@ use micabox_oci::{Digest, Reference};
 use micabox_transfer::{
     Attached, PullError, PullOptions, PullPolicy, RegistryError, Settings, fetch_attached, pull,
 };
+use micabox_trust::{Scope, Signatures, Subject};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout};
 
@@ -34,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How long it waits if the store has an image of that name: time enough to find out that a tag has not moved.
 const PATIENCE_WITH_IMAGE: Duration = Duration::from_secs(5);
 /// When it is to ask again.
-const AGAIN: Duration = Duration::from_secs(5);
+pub const AGAIN: Duration = Duration::from_secs(5);
 
 /// How long the result of a pull answers for another one: clients ask for a manifest's head first.
 const FRESH: Duration = Duration::from_secs(5);
@@ -55,8 +56,17 @@ struct Failed {
     is_out: bool,
 }
 
+/// Which way an image comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Way {
+    /// From its registry's mirrors, or else from the registry.
+    Mirrors,
+    /// From the registry alone: for servers like this one, which may be those mirrors, and wait for this one.
+    Direct,
+}
+
 /// Pulls an image, and returns its manifest's digest. Tests have pulls that never end.
-type Puller = Box<dyn Fn(Store, Reference) -> Pulled + Send + Sync>;
+type Puller = Box<dyn Fn(Store, Reference, Way) -> Pulled + Send + Sync>;
 type Pulled = Pin<Box<dyn Future<Output = Result<Digest, PullError>> + Send>>;
 
 /// Fetches what is attached to an image, by its name.
@@ -69,16 +79,25 @@ pub struct Upstream {
     registries: Vec<Registry>,
     pull: Puller,
     fetch: Fetcher,
-    pulls: Mutex<HashMap<Reference, Pull>>,
-    /// Whether what is pulled is kept as it came.
-    keeps_blobs: bool,
+    pulls: Mutex<HashMap<Key, Pull>>,
+    settings: Arc<Settings>,
     report: Report,
 }
 
-/// A registry, and its share of what is done at a time.
+/// Which pull it is.
+type Key = (Reference, Way);
+
+/// A registry.
 struct Registry {
     /// As references name it.
     name: String,
+    by_mirrors: Source,
+    direct: Source,
+}
+
+/// Where images of a registry come from one way, with its share of what is done at a time: what comes directly does not
+/// wait for what waits for other servers.
+struct Source {
     slots: Semaphore,
     /// Since when it can't be reached.
     is_out: Mutex<Option<Instant>>,
@@ -104,34 +123,42 @@ impl Upstream {
     /// Pulls from these registries with these options, whatever their policy. If the settings have blobs kept, images have
     /// the digests of their registries here. `report` gets a line when a pull begins and when it has ended. `None` without any registry.
     pub fn new(registries: Vec<String>, options: PullOptions, report: Report) -> Option<Self> {
-        let keeps_blobs = options.settings.keep_blobs;
         let mut settings = Settings::clone(&options.settings);
         settings.transfer.attempts = settings.transfer.attempts.min(ATTEMPTS);
         settings.transfer.sends_via = true;
-        let options = Arc::new(PullOptions {
+        let settings = Arc::new(settings);
+        let options = PullOptions {
             // A tag may have moved. Layers that the store has are not fetched again.
             policy: PullPolicy::Always,
             layers_from_elsewhere: false,
             lazy: false,
             // Who asks for a digest has it from an index with images of all platforms.
             any_platform: true,
-            settings: Arc::new(settings),
+            settings: Arc::clone(&settings),
             ..options
+        };
+        let direct = Arc::new(PullOptions {
+            settings: Arc::new(without_mirrors(&settings)),
+            ..options.clone()
         });
+        let options = Arc::new(options);
         let of_attached = Arc::clone(&options);
         let fetch = move |name: Reference| -> Fetching {
             let options = Arc::clone(&of_attached);
             Box::pin(async move { fetch_attached(&name, &options).await })
         };
-        let pull = move |store, reference| -> Pulled {
-            let options = Arc::clone(&options);
+        let pull = move |store, reference, way| -> Pulled {
+            let options = Arc::clone(match way {
+                Way::Mirrors => &options,
+                Way::Direct => &direct,
+            });
             Box::pin(async move {
                 let image = pull(&store, &reference, &options, Arc::new(Silent)).await?;
                 Ok(image.manifest_digest)
             })
         };
         (!registries.is_empty()).then(|| Self {
-            keeps_blobs,
+            settings,
             ..Self::with(registries, Box::new(pull), Box::new(fetch), report)
         })
     }
@@ -139,22 +166,39 @@ impl Upstream {
     fn with(registries: Vec<String>, pull: Puller, fetch: Fetcher, report: Report) -> Self {
         let registry = |name| Registry {
             name,
-            slots: Semaphore::new(PULLS),
-            is_out: Mutex::default(),
+            by_mirrors: Source::default(),
+            direct: Source::default(),
         };
         Self {
             registries: registries.into_iter().map(registry).collect(),
             pull,
             fetch,
             pulls: Mutex::default(),
-            keeps_blobs: false,
+            settings: Arc::default(),
             report,
         }
     }
 
     /// Returns whether what is pulled is kept as it came, so that its registry's digests are known here.
     pub(crate) fn keeps_blobs(&self) -> bool {
-        self.keeps_blobs
+        self.settings.keep_blobs
+    }
+
+    /// Returns whether the policy asks something of what has this name, or can't be read: then nothing may pass without
+    /// it.
+    pub(crate) fn is_judged(&self, name: &Reference) -> bool {
+        let subject = Subject {
+            reference: Some(name),
+            manifests: &[],
+        };
+        match self.settings.policy() {
+            Ok(None) => false,
+            Ok(Some(policy)) => {
+                let decided = policy.check(Scope::Registry(name), subject, &Signatures::default());
+                decided.is_err()
+            }
+            Err(_) => true,
+        }
     }
 
     /// Returns the registry of names that say none.
@@ -182,10 +226,11 @@ impl Upstream {
         self: &Arc<Self>,
         store: &Store,
         reference: &Reference,
+        way: Way,
         client: IpAddr,
         is_here: bool,
     ) -> Result<(), Problem> {
-        let Some(mut ended) = self.join(store, reference, client) else {
+        let Some(mut ended) = self.join(store, (reference.clone(), way), client) else {
             return Err(Problem::busy("too many images are being pulled", AGAIN));
         };
         let patience = if is_here {
@@ -205,6 +250,15 @@ impl Upstream {
         }
     }
 
+    /// Forgets the result of a pull: what it brought is not there any more.
+    pub(crate) fn forget(&self, reference: &Reference, way: Way) {
+        let mut pulls = self.pulls();
+        let key = (reference.clone(), way);
+        if pulls.get(&key).is_some_and(|pull| !pull.waits()) {
+            pulls.remove(&key);
+        }
+    }
+
     /// Returns what its registry has attached to an image under this name; `None` if it is no registry to pull from.
     ///
     /// # Errors
@@ -219,12 +273,13 @@ impl Upstream {
             let message = format!("{} can't be reached", registry.name);
             Some(Err(Problem::new(Code::Gateway, message)))
         };
-        if registry.rests() {
+        let source = &registry.by_mirrors;
+        if source.rests() {
             return out();
         }
         let fetched = timeout(PATIENCE, async {
             // It is never closed.
-            let _slot = registry.slots.acquire().await;
+            let _slot = source.slots.acquire().await;
             (self.fetch)(name.clone()).await
         });
         let Ok(fetched) = fetched.await else {
@@ -239,7 +294,7 @@ impl Upstream {
             Err(error) => {
                 (self.report)(&error.to_string());
                 if error.reason.is_unreachable() {
-                    registry.note(true);
+                    source.note(true);
                     return out();
                 }
                 let message = format!("{} did not give {name}: the server says why", registry.name);
@@ -252,22 +307,23 @@ impl Upstream {
     fn join(
         self: &Arc<Self>,
         store: &Store,
-        reference: &Reference,
+        key: Key,
         client: IpAddr,
     ) -> Option<watch::Receiver<Ended>> {
         let mut pulls = self.pulls();
         pulls.retain(|_, pull| !pull.is_over());
-        if let Some(pull) = pulls.get_mut(reference) {
+        if let Some(pull) = pulls.get_mut(&key) {
             pull.asked = Instant::now();
             return Some(pull.ended.clone());
         }
-        let waiting = |is_one: &dyn Fn(&Reference, &Pull) -> bool| {
+        let waiting = |is_one: &dyn Fn(&Key, &Pull) -> bool| {
             let all = pulls.iter().filter(|(other, pull)| is_one(other, pull));
             all.filter(|(_, pull)| pull.waits()).count()
         };
-        if waiting(&|other, _| other.registry() == reference.registry()) >= WAITING
-            || waiting(&|_, pull| pull.client == client) >= OF_ONE
-        {
+        let (reference, way) = &key;
+        let is_alike =
+            |other: &Key, _: &Pull| other.0.registry() == reference.registry() && other.1 == *way;
+        if waiting(&is_alike) >= WAITING || waiting(&|_, pull| pull.client == client) >= OF_ONE {
             return None;
         }
         let (end, ended) = watch::channel(None);
@@ -276,12 +332,12 @@ impl Upstream {
             asked: Instant::now(),
             client,
         };
-        pulls.insert(reference.clone(), pull);
+        pulls.insert(key.clone(), pull);
         drop(pulls);
-        let (upstream, store, reference) = (Arc::clone(self), store.clone(), reference.clone());
+        let (upstream, store) = (Arc::clone(self), store.clone());
         tokio::spawn(async move {
             // Dropped without a word, also by a panic, it is no result.
-            if let Some(result) = upstream.attempt(&store, &reference).await {
+            if let Some(result) = upstream.attempt(&store, &key).await {
                 let _ = end.send(Some((Instant::now(), result)));
             }
         });
@@ -289,15 +345,20 @@ impl Upstream {
     }
 
     /// Pulls an image when it is its turn; `None` if nobody waits for it any more.
-    async fn attempt(&self, store: &Store, reference: &Reference) -> Option<Result<(), Failed>> {
+    async fn attempt(&self, store: &Store, key: &Key) -> Option<Result<(), Failed>> {
+        let (reference, way) = key;
         let registry = self.registry(reference)?;
+        let source = match way {
+            Way::Mirrors => &registry.by_mirrors,
+            Way::Direct => &registry.direct,
+        };
         // It is never closed.
-        let _slot = registry.slots.acquire().await;
-        let asked = self.pulls().get(reference).map(|pull| pull.asked);
+        let _slot = source.slots.acquire().await;
+        let asked = self.pulls().get(key).map(|pull| pull.asked);
         if asked.is_none_or(|asked| asked.elapsed() > FORGOTTEN) {
             return None;
         }
-        if registry.rests() {
+        if source.rests() {
             return Some(Err(Failed {
                 code: Code::Gateway,
                 message: format!("{} can't be reached", registry.name),
@@ -305,17 +366,17 @@ impl Upstream {
             }));
         }
         (self.report)(&format!("pulling {reference}"));
-        let pulled = (self.pull)(store.clone(), reference.clone()).await;
+        let pulled = (self.pull)(store.clone(), reference.clone(), *way).await;
         match &pulled {
             Ok(digest) => (self.report)(&format!("pulled {reference}: {digest}")),
             Err(error) => (self.report)(&error.to_string()),
         }
         let failed = pulled.err().map(|error| Failed::of(&error, reference));
-        registry.note(failed.as_ref().is_some_and(|failed| failed.is_out));
+        source.note(failed.as_ref().is_some_and(|failed| failed.is_out));
         Some(failed.map_or(Ok(()), Err))
     }
 
-    fn pulls(&self) -> MutexGuard<'_, HashMap<Reference, Pull>> {
+    fn pulls(&self) -> MutexGuard<'_, HashMap<Key, Pull>> {
         lock(&self.pulls)
     }
 }
@@ -361,7 +422,26 @@ impl Failed {
     }
 }
 
-impl Registry {
+/// Returns the settings with which every registry itself is asked.
+fn without_mirrors(settings: &Settings) -> Settings {
+    let mut settings = settings.clone();
+    settings.peers.clear();
+    for registry in settings.registry.values_mut() {
+        registry.mirrors.clear();
+    }
+    settings
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self {
+            slots: Semaphore::new(PULLS),
+            is_out: Mutex::default(),
+        }
+    }
+}
+
+impl Source {
     /// Notes whether it can be reached.
     fn note(&self, is_out: bool) {
         *self.out() = is_out.then(Instant::now);
@@ -418,11 +498,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let begun: Arc<AtomicUsize> = Arc::default();
         let count = Arc::clone(&begun);
-        let pull = move |_, reference: Reference| -> Pulled {
+        let pull = move |_, reference: Reference, way| -> Pulled {
             count.fetch_add(1, Ordering::Relaxed);
             Box::pin(async move {
                 match time {
-                    _ if reference.registry() == DEAD => std::future::pending().await,
+                    _ if reference.registry() == DEAD && way == Way::Mirrors => {
+                        std::future::pending().await
+                    }
                     // Sleep: how long a pull takes, on the test's own clock.
                     Some(time) => sleep(time).await,
                     None => return Err(PullError::Registry(unreachable(&reference))),
@@ -459,9 +541,14 @@ mod tests {
 
     impl Tried {
         async fn fetch(&self, client: u8, name: &str) -> Result<(), Code> {
+            self.fetch_by(Way::Mirrors, client, name).await
+        }
+
+        async fn fetch_by(&self, way: Way, client: u8, name: &str) -> Result<(), Code> {
             let reference = name.parse().unwrap();
             let client = IpAddr::from([192, 0, 2, client]);
-            let fetched = self.upstream.fetch(&self.store, &reference, client, false);
+            let upstream = &self.upstream;
+            let fetched = upstream.fetch(&self.store, &reference, way, client, false);
             fetched.await.map_err(|problem| problem.code)
         }
 
@@ -542,5 +629,36 @@ mod tests {
         let name = format!("{GOOD}/x:{PULLS}");
         assert_eq!(tried.fetch(1, &name).await, BUSY);
         assert_eq!(tried.begun(), PULLS + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_directly_waits_for_no_mirror() {
+        let tried = with(Some(Duration::ZERO));
+        for number in 0..PULLS {
+            assert_eq!(tried.fetch(1, &format!("{DEAD}/x:{number}")).await, BUSY);
+        }
+        let name = format!("{DEAD}/x:0");
+        assert_eq!(tried.fetch_by(Way::Direct, 1, &name).await, Ok(()));
+        assert_eq!(tried.begun(), PULLS + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_result_that_is_forgotten_answers_no_more() {
+        let tried = with(Some(Duration::ZERO));
+        let name = format!("{GOOD}/x:1");
+        assert_eq!(tried.fetch(1, &name).await, Ok(()));
+        let reference = name.parse().unwrap();
+        tried.upstream.forget(&reference, Way::Direct);
+        assert_eq!(tried.fetch(1, &name).await, Ok(()));
+        assert_eq!(tried.begun(), 1);
+        tried.upstream.forget(&reference, Way::Mirrors);
+        assert_eq!(tried.fetch(1, &name).await, Ok(()));
+        assert_eq!(tried.begun(), 2);
+        // A pull that is under way has no result yet.
+        let name = format!("{DEAD}/x:1");
+        assert_eq!(tried.fetch(1, &name).await, BUSY);
+        tried.upstream.forget(&name.parse().unwrap(), Way::Mirrors);
+        assert_eq!(tried.fetch(1, &name).await, BUSY);
+        assert_eq!(tried.begun(), 3);
     }
 }

@@ -351,6 +351,66 @@ fn signatures_of_archives_and_indexes_hold_behind_it() {
 }
 
 #[test]
+fn a_policy_is_asked_about_what_is_named_by_its_digest() {
+    let mut origin = Origin::new();
+    let cosign = Cosign::new();
+    let home = Home::empty();
+    let settings = home.path().join("settings.toml");
+    fs::write(&settings, "policy = \"policy.json\"").unwrap();
+    let serve = |policy: &str| {
+        fs::write(home.path().join("policy.json"), policy).unwrap();
+        let listen = ["store", "serve", "--listen", "127.0.0.1:0"];
+        let through = ["--pull-through", &origin.host, "--keep-blobs"];
+        let mut mica = home.mica(&[&listen[..], &through].concat());
+        mica.env("MICABOX_CONFIG", &settings);
+        Replica::of(mica)
+    };
+    let signed = format!("{}/team/box:1", origin.host);
+    let signed = signed_by(&cosign.key(), Some(&signed));
+    let path = |what: &str| format!("/v2/team/box/manifests/{what}");
+    let [own, other, attestation] = origin.manifests.clone();
+    let index = origin.index.clone();
+
+    // What asks for nothing lets pass what is no image.
+    let replica = serve(r#"{"default": [{"type": "insecureAcceptAnything"}]}"#);
+    for what in [&index, &own, &attestation] {
+        assert_eq!(status(&replica.get(&path(what))), "200", "{what}");
+    }
+    replica.end();
+    // What is here, and what is not, and what no policy can decide about.
+    let replica = serve(&signed);
+    for what in [&index, &own, &other, &attestation] {
+        let reply = replica.get(&path(what));
+        assert_eq!(status(&reply), "403", "{what}");
+        assert!(String::from_utf8_lossy(&reply.1).contains("policy"));
+    }
+    let none = Digest::of(b"none").to_string();
+    assert_eq!(status(&replica.get(&path(&none))), "404");
+    replica.end();
+
+    let registry = origin.registry.as_ref().unwrap();
+    cosign.sign(registry, "team/box:1", &index);
+    let replica = serve(&signed);
+    // The index is signed alone, and its tag leads to this machine's image.
+    for (what, expected) in [
+        ("1", "200"),
+        (&index, "200"),
+        (&own, "200"),
+        (&other, "403"),
+        (&attestation, "403"),
+    ] {
+        assert_eq!(status(&replica.get(&path(what))), expected, "{what}");
+    }
+    replica.end();
+    let replica = serve(&signed);
+    origin.registry = None;
+    for what in ["1", &index, &own] {
+        assert_eq!(status(&replica.get(&path(what))), "200", "{what}");
+    }
+    replica.end();
+}
+
+#[test]
 fn a_setting_keeps_what_is_pulled_and_a_push_sends_it_unchanged() {
     let origin = Origin::new();
     let home = Home::empty();

@@ -177,6 +177,87 @@ fn a_server_with_the_racks_settings_does_not_ask_itself() {
 }
 
 #[test]
+fn servers_that_mirror_each_other_see_that_a_tag_has_moved() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = DockerRegistry::start(directory.path(), "");
+    let upstream = registry.host().to_owned();
+    let source = Home::new();
+    let name = format!("{upstream}/team/box:1");
+    source.output(&["push", "-q", "box", &name]).ok();
+    // No other process uses this address of the loopback interface.
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let ports =
+        [(); 2].map(|()| TcpListener::bind((Ipv4Addr::new(127, a | 128, b, c), 0)).unwrap());
+    let [one, other] = ports.map(|port| port.local_addr().unwrap().to_string());
+    let homes = [&one, &other].map(|mirror| {
+        let home = Home::empty();
+        let mirror = format!("[registry.\"{upstream}\"]\nmirrors = [\"http://{mirror}\"]\n");
+        fs::write(home.path().join("config.toml"), mirror).unwrap();
+        home
+    });
+    // The result of a pull answers for others for a moment: other servers know of none.
+    let serve = || {
+        let addresses = [&other, &one].into_iter().zip(&homes);
+        let replicas = addresses.map(|(address, home)| {
+            let listen = ["store", "serve", "--listen", address];
+            let mut mica = home.mica(&[&listen[..], &["--pull-through", &upstream]].concat());
+            mica.env("MICABOX_CONFIG", home.path().join("config.toml"));
+            Replica::of(mica)
+        });
+        Vec::from_iter(replicas)
+    };
+    let config = |replica: &Replica| {
+        let manifest = replica.json("/v2/team/box/manifests/1");
+        manifest["config"]["digest"].as_str().unwrap().to_owned()
+    };
+    let before = config_of(&source, "box");
+    let replicas = serve();
+    for replica in &replicas {
+        assert_eq!(config(replica), before);
+    }
+    replicas.into_iter().for_each(Replica::end);
+
+    let mut newer = image::config();
+    newer["author"] = "another".into();
+    let source = Home::empty();
+    source.load(&image::layers(), &newer);
+    source.output(&["push", "-q", "box", &name]).ok();
+    let after = config_of(&source, "box");
+    assert_ne!(before, after);
+    let replicas = serve();
+    for replica in &replicas {
+        assert_eq!(config(replica), after);
+    }
+    drop(registry);
+    replicas.into_iter().for_each(Replica::end);
+    let replicas = serve();
+    for replica in &replicas {
+        assert_eq!(config(replica), after);
+    }
+    replicas.into_iter().for_each(Replica::end);
+}
+
+#[test]
+fn an_image_that_is_removed_is_pulled_again_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = DockerRegistry::start(directory.path(), "");
+    let upstream = registry.host().to_owned();
+    let source = Home::new();
+    let name = format!("{upstream}/team/box:1");
+    source.output(&["push", "-q", "box", &name]).ok();
+    let home = Home::empty();
+    let replica = Replica::new(&home, &["--pull-through", &upstream]);
+    for remove in [&["rmi", &name][..], &["store", "prune", "--all"], &[]] {
+        let reply = replica.get("/v2/team/box/manifests/1");
+        assert_eq!(status(&reply), "200", "before {remove:?}");
+        if !remove.is_empty() {
+            home.output(remove).ok();
+        }
+    }
+    replica.end();
+}
+
+#[test]
 fn clients_are_not_told_what_is_this_machines() {
     let directory = tempfile::tempdir().unwrap();
     let settings = directory.path().join("config.toml");
