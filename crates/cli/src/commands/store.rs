@@ -5,6 +5,7 @@ mod pack;
 use micabox::Mounts;
 use micabox_image::Store;
 use micabox_image::store::{FsckOptions, PruneOptions};
+use std::cmp::Reverse;
 
 use crate::server;
 use micabox_program::failure::{Failure, Outcome};
@@ -99,7 +100,10 @@ fn df(store: &Store, json: bool) -> Outcome {
         return Ok(0);
     }
     let mut table = Table::new(&["IMAGE", ">SIZE", ">SHARED", ">OWN", ">SANDBOXES"]);
-    for image in &usage.images {
+    // The largest ones first, and not in the order of their digests.
+    let mut images: Vec<_> = usage.images.iter().collect();
+    images.sort_by_key(|image| (Reverse(image.size), &image.references));
+    for image in images {
         let names: Vec<_> = image
             .references
             .iter()
