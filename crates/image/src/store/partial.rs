@@ -7,7 +7,7 @@
 //! it is here and right.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -17,7 +17,7 @@ use micabox_ground::locked::{Locked, Mode};
 use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result, explain};
-use micabox_oci::{Digest, Hasher};
+use micabox_oci::{Digest, HashingWriter};
 
 const SUFFIX: &str = ".blob";
 /// Smaller blobs, in bytes, are not kept but fetched again.
@@ -159,21 +159,12 @@ fn length_within(file: &Locked, size: u64) -> io::Result<u64> {
     Ok(0)
 }
 
-/// Returns the digest of a file's first bytes, so many.
-fn digest_of(file: &fs::File, length: u64) -> io::Result<Digest> {
-    let mut hasher = Hasher::new();
-    let mut buffer = vec![0; 1 << 20];
-    let mut at = 0;
-    while at < length {
-        let most = buffer
-            .len()
-            .min(usize::try_from(length - at).unwrap_or(usize::MAX));
-        let part = buffer.get_mut(..most).unwrap_or_default();
-        file.read_exact_at(part, at)?;
-        hasher.update(part);
-        at += most as u64;
-    }
-    Ok(hasher.finish())
+/// Returns the digest of a file.
+fn digest_of(mut file: &fs::File) -> io::Result<Digest> {
+    let mut out = HashingWriter::new(io::sink());
+    file.rewind()?;
+    io::copy(&mut file, &mut out)?;
+    Ok(out.finish().1)
 }
 
 /// Removes a file that no pull uses.
@@ -209,7 +200,7 @@ impl Partial {
     /// Removes it, unless it is a whole blob in its place, with its digest: what uses it next may be another image.
     fn remove_if_wrong(&self) {
         let is_right = matches!(self.end, End::Stays)
-            && digest_of(self.file.file(), self.length).is_ok_and(|found| found == self.blob);
+            && digest_of(self.file.file()).is_ok_and(|found| found == self.blob);
         if !is_right {
             self.remove();
         }
